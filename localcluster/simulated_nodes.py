@@ -42,7 +42,7 @@ def add_nodes(client: Client, count: int, gpus: int, prefix: str = "simulated") 
 
 
 def add_node(client: Client, name: str, gpus: int) -> None:
-    capacity = {"cpu": "256", "memory": "4Ti", "pods": "4000", "nvidia.com/gpu": str(gpus)}
+    capacity = {"cpu": "256", "memory": "4Ti", "ephemeral-storage": "64Ti", "pods": "4000", "nvidia.com/gpu": str(gpus)}
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"}
     client.create(
         Node(

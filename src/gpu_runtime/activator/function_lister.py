@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Iterable
 
-from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, GPUUnitSpec
 from gpu_runtime.contract.crd.operation import OPERATIONS, Operation
 from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN, SYSTEM_NAMESPACE, operation_name
 from gpu_runtime.contract.operation_rules import Seeding, StockState, stock_state
+from gpu_runtime.contract.validation.reservations import shared_memory_errors
 from gpu_runtime.contract.validation.values import matches
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
@@ -75,15 +76,18 @@ class FunctionLister:
     def workers(self, function: ObjectKey) -> list[GPUUnit]:
         return self.units.store.by_index(WORKERS_BY_FUNCTION_INDEX, str(function))
 
-    async def available_stock(self, spec_name: str, needed: int) -> int:
-        """Return the number of stock units that a handoff can claim now, at most `needed`.
+    async def available_stock(self, function: GPUUnitSpec, needed: int) -> int:
+        """Return the number of stock units that a handoff can claim now for a worker, at most `needed`.
 
-        The runtime API refuses stock whose seeding still runs, so this stock does not count.
+        The runtime API refuses stock whose seeding still runs, and stock that is too small for the shared memory of the
+        function. So this stock does not count.
         """
         available = 0
-        for unit in self.units.store.by_index(AVAILABLE_STOCK_INDEX, spec_name):
+        for unit in self.units.store.by_index(AVAILABLE_STOCK_INDEX, function.spec_name):
             if available >= needed:
                 break
+            if any(shared_memory_errors(unit.spec, function.template, "")):
+                continue
             available += await self._seedings.stock_state(unit) is StockState.FREE
         return available
 

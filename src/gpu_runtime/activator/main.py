@@ -161,6 +161,8 @@ class LeaderComponents:
             # Ignore events of unknown units, because storing them would need unlimited memory. If the unit of a worker
             # is only missing from the cache, the worker sends another event later.
             return
+        if self.liveness.is_deleted(event):
+            return
         self.capacity.observe(event)
         first = self.liveness.observe(event)
         if first and self.functions.is_worker(unit) and self.is_leader():

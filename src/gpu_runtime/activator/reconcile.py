@@ -205,7 +205,7 @@ class FunctionReconciler:
         foreign = sum(is_taken(name) and name not in own_names for name in slot_names)
         slots = free_slots(key.name, max_workers - function_units, count, is_taken, foreign)
         names = [worker_name(key.name, slot) for slot in slots]
-        stock = await self.functions.available_stock(seen.function.spec.spec_name, len(names))
+        stock = await self.functions.available_stock(seen.function.spec, len(names))
         # If there is not enough stock, create the remaining workers without the runtime API. A call without stock would
         # create an Operation that does not finish.
         await _gather_all(

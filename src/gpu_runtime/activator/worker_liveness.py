@@ -65,13 +65,18 @@ class WorkerLiveness:
 
     def observe(self, event: WorkerEvent) -> bool:
         """Store an event. Return whether it is the first event of this pod."""
-        now, deleted_at = self._clock(), self._deleted_at.get(event.pod_uid)
-        if deleted_at is not None and now - deleted_at < DELETED_WORKER_TTL_SECONDS:
+        now = self._clock()
+        if self.is_deleted(event):
             return False
         key = ObjectKey(event.namespace, event.unit)
         before = self._statuses.get(key)
         self._statuses[key] = after = apply_event(before, event, now)
         return before is None or before.pod_uid != after.pod_uid
+
+    def is_deleted(self, event: WorkerEvent) -> bool:
+        """Return whether the event is from the pod of a deleted unit."""
+        deleted_at = self._deleted_at.get(event.pod_uid)
+        return deleted_at is not None and self._clock() - deleted_at < DELETED_WORKER_TTL_SECONDS
 
     def status_of(self, unit: ObjectKey) -> WorkerStatus | None:
         return self._statuses.get(unit)

@@ -12,12 +12,22 @@ from msgspec import field
 
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
 from gpu_runtime.contract.crd.operation import Operation, OperationType, SourceStock
-from gpu_runtime.contract.crd.probes import Probes
+from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE, Probes
 from gpu_runtime.contract.crd.reservation import Reservation, reservation_fields
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.kube.meta import KubeStruct
+
+
+def with_default_probe(probes: Probes | None, serverless: Serverless | None) -> Probes | None:
+    """Add a readiness probe of the primary port, unless the caller gives or disables one.
+
+    The unit of a function gets no probe: its worker sidecar reports when the program can accept invocations.
+    """
+    if serverless is not None or (probes is not None and probes.readiness is not None):
+        return probes
+    return msgspec.structs.replace(probes or Probes(), readiness=DEFAULT_READINESS_PROBE)
 
 
 class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
@@ -54,7 +64,7 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
             image=self.image,
             template=self.template,
             access=self.access,
-            probes=self.probes,
+            probes=with_default_probe(self.probes, self.serverless),
             storage_mounts=self.storage_mounts,
             serverless=self.serverless,
             max_duration_seconds=self.max_duration_seconds,

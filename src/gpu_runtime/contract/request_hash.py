@@ -43,8 +43,15 @@ def _non_default_fields(request: Struct) -> dict[str, Any]:
     The option `omit_defaults` of msgspec does not do this, because it compares by identity and not by value.
     """
     fields = ((each.encode_name, getattr(request, each.name), each.default) for each in _struct_fields(type(request)))
-    plain = ((name, _to_plain(value)) for name, value, default in fields if value != default)
-    return {name: value for name, value in plain if value not in (None, "", [], {})}
+    plain = ((name, _to_plain(value), default) for name, value, default in fields if value != default)
+    # An object without fields has a meaning if it can be absent: `tcpSocket: {}` is a check of the primary port.
+    return {
+        name: value for name, value, default in plain if value not in (None, "", [], {}) or _is_present(value, default)
+    }
+
+
+def _is_present(value: Any, default: Any) -> bool:
+    return value == {} and default is None
 
 
 @cache

@@ -25,6 +25,8 @@ INVOKE_ACK_WAIT_SECONDS = 30.0
 DISPATCH_ACK_WAIT_SECONDS = 15.0
 RESULT_ACK_WAIT_SECONDS = 30.0
 DRAIN_TIMEOUT_SECONDS = 300.0
+MAX_TERMINATION_GRACE_SECONDS = 86400
+"""The longest terminationGracePeriodSeconds of a template."""
 
 HEARTBEATS_PER_TIMEOUT = 3
 """A lost heartbeat followed by a late one does not make a worker silent."""
@@ -67,10 +69,10 @@ def termination_grace(drain_timeout_seconds: float) -> int:
     return round(drain_timeout_seconds) + EXTRA_TERMINATION_GRACE_SECONDS
 
 
-DELETED_WORKER_TTL_SECONDS = float(termination_grace(DRAIN_TIMEOUT_SECONDS))
+DELETED_WORKER_TTL_SECONDS = float(termination_grace(MAX_TERMINATION_GRACE_SECONDS))
 """Seconds for which the activator ignores events from the pod of a deleted unit.
 
-With the default drain timeout, the pod ends within this time. Until then, a busy pod sends events.
+The pod ends within this time, whatever its grace period is. Until then, it sends events.
 """
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec
 from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.kube.meta import parse_timestamp
 
 LIFETIME_FIELDS = {
     "max_duration_seconds": "maxDurationSeconds",
@@ -20,6 +21,7 @@ LIFETIME_FIELDS = {
     "delete_after_seconds": "deleteAfterSeconds",
 }
 """The fields of the spec, with their names in JSON."""
+STOP_FIELDS = ("max_duration_seconds", "stop_unless_extended_seconds")
 
 
 class EndAction(StrEnum):
@@ -54,7 +56,7 @@ def run_times(unit: GPUUnit, *, ready: bool, now: str) -> RunTimes:
     status, ended = unit.status, is_run_ended(unit)
     if not unit.spec.running:
         return RunTimes(status.start_time, status.first_ready_time) if ended else RunTimes()
-    if status.start_time is None or ended:
+    if parse_timestamp(status.start_time) is None or ended:
         is_first_run = status.observed_generation == 0 and unit.metadata.creation_timestamp is not None
         return RunTimes(unit.metadata.creation_timestamp if is_first_run else now, now if ready else None)
     return RunTimes(status.start_time, status.first_ready_time or (now if ready else None))
@@ -65,25 +67,33 @@ def stops_at(spec: GPUUnitSpec, run: RunTimes) -> datetime | None:
     times: list[datetime] = []
     if not spec.running:
         return None
-    if spec.max_duration_seconds is not None and run.first_ready is not None:
-        times.append(parse_time(run.first_ready) + timedelta(seconds=spec.max_duration_seconds))
-    if spec.stop_unless_extended_seconds is not None and run.start is not None:
-        unextended = parse_time(run.start) + timedelta(seconds=spec.stop_unless_extended_seconds)
-        times.append(max(unextended, extension(spec) or unextended))
+    if at := _later(run.first_ready, spec.max_duration_seconds):
+        times.append(at)
+    extended_until = extension(spec)
+    is_unreadable = spec.extended_until is not None and extended_until is None
+    if not is_unreadable and (at := _later(run.start, spec.stop_unless_extended_seconds)):
+        times.append(max(at, extended_until or at))
     return min(times, default=None)
+
+
+def _later(time: str | None, seconds: int | None) -> datetime | None:
+    """Return the time plus the seconds. None: one of them is missing, or Python cannot represent the time."""
+    parsed = parse_timestamp(time)
+    if parsed is None or seconds is None:
+        return None
+    try:
+        return parsed.astimezone(UTC) + timedelta(seconds=seconds)
+    except OverflowError:
+        return None
 
 
 def extension(spec: GPUUnitSpec) -> datetime | None:
     """Return the time until which the unit is extended. None: it is not extended, or the text is not a time."""
-    try:
-        return parse_time(spec.extended_until).astimezone(UTC) if spec.extended_until else None
-    except (ValueError, OverflowError):  # RFC 3339 allows leap seconds and the year 0, which Python cannot represent
-        return None
+    return _later((spec.extended_until or "").upper(), 0)
 
 
 def deletes_at(unit: GPUUnit) -> datetime | None:
-    created, seconds = unit.metadata.creation_timestamp, unit.spec.delete_after_seconds
-    return None if created is None or seconds is None else parse_time(created) + timedelta(seconds=seconds)
+    return _later(unit.metadata.creation_timestamp, unit.spec.delete_after_seconds)
 
 
 def next_end(unit: GPUUnit, run: RunTimes) -> UnitEnd | None:
@@ -98,11 +108,6 @@ def recorded_run(unit: GPUUnit) -> RunTimes:
     return RunTimes() if is_run_ended(unit) else RunTimes(status.start_time, status.first_ready_time)
 
 
-def parse_time(text: str) -> datetime:
-    """Return the time. A time that kubectl wrote without a time zone is UTC."""
-    parsed = datetime.fromisoformat(text)
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-
-
 def format_time(time: datetime | None) -> str | None:
-    return None if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return the time in the format of Kubernetes, in whole seconds. `strftime` would not pad the year."""
+    return None if time is None else f"{time.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()}Z"

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from gpu_runtime.contract.crd.template import SECRET_NAME_PREFIX
 from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE, SYSTEM_NAMESPACE
 from gpu_runtime.contract.messages.worker_event import HeartbeatSeconds
 from gpu_runtime.contract.timing import DRAIN_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
@@ -111,13 +112,18 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
     credentials_secret: str = ""
     """Name of a Secret with NATS credentials. The Secret must exist in every namespace with workers. The controller
     manager mounts it at /etc/gpu-runtime-nats, only into sidecar containers. File paths in serverless.nats can refer
-    to this directory. If the name is empty, no Secret is mounted."""
+    to this directory. The name must not begin with unit-, because units can use such Secrets. If the name is empty, no
+    Secret is mounted."""
 
     sidecar: SidecarContainerSettings = SidecarContainerSettings()
     """The sidecar container that runs next to the user's container in the pod of a worker."""
 
     egress: EgressSettings = EgressSettings()
     """Egress rules in the NetworkPolicy of workers."""
+
+    def __post_init__(self) -> None:
+        if self.credentials_secret.startswith(SECRET_NAME_PREFIX):
+            raise ValueError(f"credentialsSecret must not begin with {SECRET_NAME_PREFIX}: units can use such Secrets")
 
 
 class LifetimeSettings(BaseSettings, frozen=True, kw_only=True):

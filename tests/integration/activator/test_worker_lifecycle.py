@@ -14,7 +14,7 @@ from gpu_runtime.activator.function_lister import FunctionLister
 from gpu_runtime.activator.runtime_api_client import RuntimeAPIClient
 from gpu_runtime.activator.settings import RuntimeAPIClientSettings
 from gpu_runtime.activator.worker_lifecycle import WorkerLifecycle
-from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, GPUUnitSpec
 from gpu_runtime.kube.client import KubeClient, open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.meta import ObjectKey
@@ -162,7 +162,7 @@ def _cached_worker(lifecycle: WorkerLifecycle, name: str) -> GPUUnit:
 
 
 async def _sees_stock(lifecycle: WorkerLifecycle, flavor: str) -> bool:
-    return await lifecycle.functions.available_stock(flavor, 1) > 0
+    return await lifecycle.functions.available_stock(GPUUnitSpec(spec_name=flavor), 1) > 0
 
 
 async def _is_replaced(lifecycle: WorkerLifecycle, worker: GPUUnit) -> bool:

@@ -155,12 +155,31 @@ def pool_manifests(pool: Object) -> dict[str, Object]:
     return {child.resource.kind: child.desired or {} for child in pool_children.desired_children(observed)}
 
 
+MORE_FIELDS = {
+    "workingDir": "/srv",
+    "init": {"command": ["true"]},
+    "sharedMemory": "512Mi",
+    "runAsUser": 12345,
+    "runAsGroup": 12345,
+    "fsGroup": 12345,
+    "terminationGracePeriodSeconds": 600,
+    "imagePullSecrets": ["unit-registry"],
+    "secretMounts": [{"name": "unit-token", "mountPath": "/secrets"}],
+}
+PROBES = {
+    "startup": {"tcpSocket": {}, "failureThreshold": 100},
+    "readiness": {"tcpSocket": {}},
+    "liveness": {"exec": {"command": ["true"]}, "initialDelaySeconds": 30},
+}
+
+
 @pytest.fixture
 def unit(cluster: ControllerCluster, namespace: str) -> Object:
     """A unit with a value in every field of its spec."""
     cluster.create_ready_storage(namespace, "data")
     mounts = [{"name": "data", "mountPath": "/data"}]
-    spec = {"specName": "g1.1", "image": "python", "memory": "1Gi", "gpu": 1, "template": TEMPLATE}
+    spec = {"specName": "g1.1", "image": "python", "memory": "1Gi", "gpu": 1, "template": TEMPLATE | MORE_FIELDS}
+    spec |= {"cpu": "500m", "cpuLimit": "1", "ephemeralStorage": "1024Mi", "probes": PROBES}
     spec["serverless"] = {"enabled": True, "requestID": "web"}
     source = {f"{GROUP}/source-stock-uid": "deleted", f"{GROUP}/source-stock-node": "simulated-1"}
     cluster.create(UNIT, namespace, "web", spec | {"storageMounts": mounts}, annotations=source)
@@ -334,6 +353,6 @@ def test_removed_spec_field_is_removed_from_the_children(
     )
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert "ports" not in container
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "ephemeral-storage": "100Gi"}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "cpu": "1", "ephemeral-storage": "1Gi"}
     unit = cluster.wait_for(UNIT, namespace, "web", lambda found: "serviceName" not in found["status"])
     assert "accessURL" not in unit["status"]

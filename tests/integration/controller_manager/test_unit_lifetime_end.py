@@ -12,13 +12,15 @@ import pytest
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.well_known import Annotation, operation_name
-from gpu_runtime.contract.unit_lifetime import parse_time
 from gpu_runtime.controller_manager.controller_informers import new_informers
 from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
+from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings
+from gpu_runtime.controller_manager.storage_locks import StorageLocks
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.kube.client import KubeClient, open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.controller import RequeueAfter
 from gpu_runtime.kube.errors import KubeConflict
 from gpu_runtime.kube.event_recorder import EventRecorder
 from gpu_runtime.kube.meta import ObjectKey
@@ -124,7 +126,9 @@ def test_next_leader_ends_the_unit(unmanaged_cluster: ControllerCluster, unmanag
     killed = datetime.now(UTC)
     wait_until(lambda: cluster.is_deleted(UNIT, unmanaged_namespace, "inherited"), 60, lambda: "the unit lives on")
     latest_takeover = killed + timedelta(seconds=QUICK_ELECTION["leaseDurationSeconds"] + 2)
-    assert datetime.now(UTC) < max(latest_takeover, parse_time(unit["status"]["deletesAt"])) + timedelta(seconds=5)
+    assert datetime.now(UTC) < max(latest_takeover, datetime.fromisoformat(unit["status"]["deletesAt"])) + timedelta(
+        seconds=5
+    )
 
 
 @pytest.fixture
@@ -189,12 +193,40 @@ async def test_wrong_clock_ends_nothing(
     clock = Clock()
     lifetimes = lifetimes_of(kube_client, clock)
     clock.offset = timedelta(hours=1)
-    assert await lifetimes.end_if_due(unit) == 1.0
+    assert await lifetimes.end_if_due(unit) == 30.0
     assert (await kube_client.get(GPU_UNITS, unit.metadata.key)).metadata.deletion_timestamp is None
     clock.offset = timedelta(0)
     remaining = await lifetimes.end_if_due(unit)
     assert remaining is not None
     assert 1000 < remaining < 1800
+
+
+async def test_wrong_clock_records_no_times(
+    unmanaged_cluster: ControllerCluster, kube_client: KubeClient, unmanaged_namespace: str
+) -> None:
+    """A time of an hour ago would stop the unit as soon as the clock is right."""
+    spec = SPEC | {"maxDurationSeconds": 1800}
+    await asyncio.to_thread(unmanaged_cluster.create, UNIT, unmanaged_namespace, "young", spec)
+    unit = await kube_client.get(GPU_UNITS, ObjectKey(unmanaged_namespace, "young"))
+    clock = Clock()
+    clock.offset = -timedelta(hours=1)
+    lifetimes = lifetimes_of(kube_client, clock)
+    assert await lifetimes.agreed_time(unit) is None
+    settings, informers, writer = lifetimes.settings, lifetimes.informers, lifetimes.status_writer
+    reconciler = GPUUnitReconciler(kube_client, informers, writer, settings, StorageLocks(), lifetimes)
+    assert await reconciler.reconcile(unit) == RequeueAfter(30.0)
+    written = await kube_client.get(GPU_UNITS, unit.metadata.key)
+    assert (written.status.start_time, written.status.phase) == (None, "Progressing")
+
+
+def test_stock_is_never_ended(cluster: ControllerCluster) -> None:
+    """kubectl can write a lifetime into stock. The spec is then invalid, and the stock stays."""
+    cluster.create(UNIT, "runtime-stock", "kept", {"specName": "g1.1", "deleteAfterSeconds": 1})
+    found = cluster.wait_reason(UNIT, "runtime-stock", "kept", "InvalidSpec")
+    assert "deletesAt" not in found["status"]
+    time.sleep(3)
+    assert not cluster.is_deleted(UNIT, "runtime-stock", "kept")
+    cluster.kube.delete(UNIT, "kept", namespace="runtime-stock")
 
 
 async def test_unit_that_is_extended_during_its_end_lives(

@@ -82,7 +82,7 @@ async def test_activator_and_runtime_api_agree_on_free_stock(
     client = cast(KubeClient, OperationReader(operation))
     functions = FunctionLister(client, "runtime-stock")
     functions.units.store.put(unit)
-    assert await functions.available_stock("g1.1", 5) == is_free
+    assert await functions.available_stock(GPUUnitSpec(spec_name="g1.1"), 5) == is_free
     informers = new_informers(client, APINamespaceSettings(), KubeMetrics())
     informers.units.store.put(unit)
     selector = StockSelector(informers, OperationStore(client, "runtime-system", SystemClock()))
@@ -95,6 +95,17 @@ async def test_finished_seeding_is_read_once_and_only_as_much_stock_as_needed_is
     for number in range(3):
         metadata = ObjectMeta(name=f"stock-{number}", namespace="runtime-stock", uid=f"u{number}", annotations=SEEDED)
         functions.units.store.put(msgspec.structs.replace(stock(), metadata=metadata))
-    assert await functions.available_stock("g1.1", 2) == 2
-    assert await functions.available_stock("g1.1", 5) == 3
+    assert await functions.available_stock(GPUUnitSpec(spec_name="g1.1"), 2) == 2
+    assert await functions.available_stock(GPUUnitSpec(spec_name="g1.1"), 5) == 3
     assert client.reads == 1
+
+
+async def test_stock_that_is_too_small_for_the_shared_memory_does_not_count() -> None:
+    """The runtime API would refuse it, and the worker would never be created without stock."""
+    functions = FunctionLister(cast(KubeClient, OperationReader(None)), "runtime-stock")
+    small = msgspec.structs.replace(stock(), spec=GPUUnitSpec(spec_name="g1.1", memory="8Gi"))
+    functions.units.store.put(small)
+    needy = GPUUnitSpec(spec_name="g1.1", template=Template(shared_memory="16Gi"))
+    fitting = GPUUnitSpec(spec_name="g1.1", template=Template(shared_memory="8Gi"))
+    assert await functions.available_stock(needy, 1) == 0
+    assert await functions.available_stock(fitting, 1) == 1

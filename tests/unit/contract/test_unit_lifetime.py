@@ -1,5 +1,6 @@
 """When a run of a unit begins, and when the platform stops or deletes the unit."""
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -14,12 +15,12 @@ from gpu_runtime.contract.unit_lifetime import (
     deletes_at,
     is_run_ended,
     next_end,
-    parse_time,
     recorded_run,
     run_times,
     stops_at,
 )
 
+parse_time = datetime.fromisoformat
 CREATED, NOW = "2030-01-01T00:00:00Z", "2030-01-01T01:00:00Z"
 
 
@@ -94,9 +95,24 @@ NOT_REPRESENTABLE = ("tomorrow", "2030-01-01T00:00:60Z", "0000-01-01T00:00:00Z",
 
 
 @pytest.mark.parametrize("text", NOT_REPRESENTABLE)
-def test_extension_that_is_no_time_has_no_effect(text: str) -> None:
+def test_unit_with_an_unreadable_extension_is_not_stopped(text: str) -> None:
+    """The caller wanted to extend it. Its spec is invalid, so its condition asks for another time."""
     spec = unit(stopUnlessExtendedSeconds=60, extendedUntil=text).spec
-    assert stops_at(spec, RunTimes(CREATED)) == parse_time("2030-01-01T00:01:00Z")
+    assert stops_at(spec, RunTimes(CREATED)) is None
+
+
+@pytest.mark.parametrize("text", NOT_REPRESENTABLE)
+def test_unreadable_start_begins_a_new_run(text: str) -> None:
+    """Every client that can write the status can write such a time."""
+    broken = unit({"observedGeneration": 1, "startTime": text}, stopUnlessExtendedSeconds=60)
+    assert stops_at(broken.spec, RunTimes(text, text)) is None or text.startswith("9999")
+    if not text.startswith("9999"):
+        assert run_times(broken, ready=False, now=NOW) == RunTimes(NOW, None)
+
+
+def test_lower_case_extension_is_a_time() -> None:
+    spec = unit(stopUnlessExtendedSeconds=60, extendedUntil="2030-01-31t12:00:00z").spec
+    assert stops_at(spec, RunTimes(CREATED)) == parse_time("2030-01-31T12:00:00Z")
 
 
 def test_extension_does_not_postpone_the_maximum_duration() -> None:

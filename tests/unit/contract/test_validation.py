@@ -91,11 +91,27 @@ UNITS = {
     ),
     "probe with an empty command": (
         probed({"exec": {"command": []}}),
-        "probes.readiness.exec.command: has 0 items; use 1 to 256",
+        "probes.readiness.exec.command: is empty; give the command and its arguments",
+    ),
+    "probe with a NUL character in its command": (
+        probed({"exec": {"command": ["test", "a\0b"]}}),
+        "probes.readiness.exec.command[1]: contains a NUL character, which Linux does not allow; remove it",
+    ),
+    "NUL character in the arguments": (
+        unit(template={"args": ["--name", "a\0b"]}),
+        "template.args[1]: contains a NUL character, which Linux does not allow; remove it",
+    ),
+    "NUL character in the init command": (
+        unit(template={"init": {"command": ["a\0b"]}}),
+        "template.init.command[0]: contains a NUL character, which Linux does not allow; remove it",
+    ),
+    "long init command": (
+        unit(template={"init": {"command": ["a"] * 257}}),
+        "template.init.command: has 257 items; use at most 256",
     ),
     "probe of a relative path": (
         probed({"httpGet": {"path": "healthz"}}),
-        "probes.readiness.httpGet.path: 'healthz' is not an HTTP path; begin with '/' and use no spaces",
+        "probes.readiness.httpGet.path: 'healthz' is not an HTTP path; begin with '/', ",
     ),
     "probe with another scheme": (
         probed({"httpGet": {"scheme": "http"}}),
@@ -116,6 +132,25 @@ UNITS = {
     "probe without a threshold": (
         probed(TCP_CHECK | {"failureThreshold": 0}),
         "probes.readiness.failureThreshold: 0 is not between 1 and 10000",
+    ),
+    "Secret mount over the framework socket": (
+        unit(
+            template={"secretMounts": [{"name": "unit-a", "mountPath": "/run"}]},
+            serverless={"enabled": True, "requestID": "f"},
+        ),
+        "template.secretMounts[0].mountPath: /run would hide the framework's socket ",
+    ),
+    "framework socket in shared memory": (
+        unit(serverless={"enabled": True, "requestID": "f", "framework": {"socketPath": "/dev/shm/s"}}),  # noqa: S108
+        "serverless.framework.socketPath: /dev/shm/s belongs to the kernel; use a path outside /proc, /sys, /dev",
+    ),
+    "Secret key that is a path": (
+        unit(template={"envs": [{"name": "A", "valueFrom": {"secret": {"name": "unit-a", "key": ".."}}}]}),
+        "template.envs[0].valueFrom.secret.key: '..' is not a key of a Secret;",
+    ),
+    "Secret name with two dots": (
+        unit(template={"imagePullSecrets": ["unit-a..b"]}),
+        "template.imagePullSecrets[0]: 'unit-a..b' is not the name of a Secret;",
     ),
     "lifetime of zero": (unit(maxDurationSeconds=0), "maxDurationSeconds: 0 is not between 1 and 315360000"),
     "negative lifetime": (unit(deleteAfterSeconds=-1), "deleteAfterSeconds: -1 is not between 1 and 315360000"),
@@ -269,7 +304,7 @@ UNITS = {
     ),
     "invoke path without a slash": (
         unit(serverless=function(framework={"invokePath": "invoke"})),
-        "serverless.framework.invokePath: 'invoke' is not an HTTP path; begin with '/' and use no spaces",
+        "serverless.framework.invokePath: 'invoke' is not an HTTP path; begin with '/', ",
     ),
     "relative working directory": (
         unit(template={"workingDir": "app"}),

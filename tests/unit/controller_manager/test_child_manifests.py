@@ -120,13 +120,12 @@ def test_init_command_runs_like_the_container() -> None:
         template={"command": ["serve"], "init": {"command": ["sh", "-c"], "args": ["fetch"]}, "ports": PORTS},
     )
     (init,), (main,) = pod["initContainers"], pod["containers"]
-    without_probes = {name: value for name, value in main.items() if not name.endswith("Probe")}
-    assert init == without_probes | {"name": "init", "command": ["sh", "-c"], "args": ["fetch"], "ports": []}
+    assert init == main | {"name": "init", "command": ["sh", "-c"], "args": ["fetch"], "ports": []}
     assert init["volumeMounts"] == [{"name": "data", "mountPath": "/data", "readOnly": False}]
 
 
 TWO_PORTS = {"ports": [{"name": "ssh", "port": 22}, {"name": "http", "port": 8080}]}
-TIMES = {"initialDelaySeconds": 0, "periodSeconds": 10, "timeoutSeconds": 1, "successThreshold": 1}
+TIMES = {"initialDelaySeconds": None, "periodSeconds": 10, "timeoutSeconds": 1, "successThreshold": 1}
 TIMES |= {"failureThreshold": 3}
 PROBES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "the first port": ({"tcpSocket": {}}, {"tcpSocket": {"port": 22}}),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
+from gpu_runtime.contract.unit_lifetime import RunTimes
 from gpu_runtime.controller_manager.gpu_unit import status as unit_status
 from gpu_runtime.controller_manager.stock_pool import status as pool_status
 from gpu_runtime.controller_manager.workload.status_writer import status_patch, with_ready_condition
@@ -76,7 +77,7 @@ def test_readiness_of_a_pool(replicas: int, fields: Any, phase: str, reason: str
 
 def test_status_of_an_active_unit_has_its_access_url() -> None:
     found = observed_unit(unit(template={"ports": PORTS}, access={"scheme": "https"}), deployment=running_deployment())
-    status = unit_status.status_of(found, unit_status.readiness(found), NOW)
+    status = unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes())
     assert status.access_url == "https://web.runtime-instance.svc.cluster.local:80"
     assert (status.service_name, status.ready_replicas, status.observed_generation) == ("web", 1, 1)
 
@@ -84,7 +85,7 @@ def test_status_of_an_active_unit_has_its_access_url() -> None:
 @pytest.mark.parametrize("found", [unit(), unit("runtime-stock", template={"ports": PORTS})])
 def test_stock_and_units_without_ports_have_no_address(found: Any) -> None:
     observed = observed_unit(found)
-    status = unit_status.status_of(observed, unit_status.readiness(observed), NOW)
+    status = unit_status.status_of(observed, unit_status.readiness(observed), NOW, RunTimes())
     assert (status.access_url, status.service_name) == (None, None)
 
 
@@ -96,16 +97,19 @@ def test_pool_status_counts_replicas() -> None:
 
 def test_equal_status_produces_no_patch() -> None:
     found = observed_unit(unit(), deployment=running_deployment())
-    first = unit_status.status_of(found, unit_status.readiness(found), NOW)
+    first = unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes())
     written = observed_unit(msgspec.structs.replace(found.unit, status=first), deployment=running_deployment())
-    again = unit_status.status_of(written, unit_status.readiness(written), "2027-01-01T00:00:00Z")
+    again = unit_status.status_of(written, unit_status.readiness(written), "2027-01-01T00:00:00Z", RunTimes())
     assert status_patch(first, again) == {}
 
 
 def test_status_patch_removes_obsolete_fields() -> None:
     with_port, without = observed_unit(unit(template={"ports": PORTS})), observed_unit(unit())
     result = unit_status.readiness(without)
-    before, after = unit_status.status_of(with_port, result, NOW), unit_status.status_of(without, result, NOW)
+    before, after = (
+        unit_status.status_of(with_port, result, NOW, RunTimes()),
+        unit_status.status_of(without, result, NOW, RunTimes()),
+    )
     assert status_patch(before, after) == {"serviceName": None, "accessURL": None}
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar
 
 from gpu_runtime.contract.crd.markers import CelRule, openapi
 from gpu_runtime.contract.crd.well_known import SPEC_NAME_PATTERN
+from gpu_runtime.contract.timing import MAX_TERMINATION_GRACE_SECONDS
 from gpu_runtime.kube.meta import KubeStruct
 
 ENV_NAME_PATTERN = "^[-._a-zA-Z][-._a-zA-Z0-9]*$"
@@ -29,7 +30,7 @@ HttpPath = Annotated[str, openapi(pattern="^/", maxLength=MAX_HTTP_PATH_LENGTH)]
 
 # The prefix separates the Secrets of users from the Secrets of the platform in the same namespace.
 SECRET_NAME_PREFIX = "unit-"  # noqa: S105 - a prefix of names, not a password
-SECRET_NAME_PATTERN = "^unit-[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"  # noqa: S105
+SECRET_NAME_PATTERN = "^unit-[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"  # noqa: S105
 MAX_SECRET_NAME_LENGTH = 253
 SECRET_KEY_PATTERN = "^[-._a-zA-Z0-9]+$"  # noqa: S105
 MAX_SECRET_KEY_LENGTH = 253
@@ -157,7 +158,9 @@ class Template(KubeStruct, frozen=True, kw_only=True):
     """The group ID of the files in storages. Kubernetes changes the group of the files when the storage is mounted, if
     the root of the storage has another group."""
 
-    termination_grace_period_seconds: Annotated[int, openapi(format="int64", minimum=1, maximum=86400)] | None = None
+    termination_grace_period_seconds: (
+        Annotated[int, openapi(format="int64", minimum=1, maximum=MAX_TERMINATION_GRACE_SECONDS)] | None
+    ) = None
     """The time in seconds between SIGTERM and SIGKILL when the pod stops. Defaults to 30. The setting
     pods.maxTerminationGracePeriodSeconds limits it. A worker gets at least the time that its invocations in flight
     need."""

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
-from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
+from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec
 from gpu_runtime.contract.crd.reservation import RESERVATION_FIELDS, Reservation
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Template
@@ -22,7 +22,7 @@ def normalize_unit(spec: GPUUnitSpec) -> GPUUnitSpec:
         image=spec.image.strip(),
         **normalize_reservation(spec),
         template=normalize_template(spec.template),
-        access=access,
+        access=None if access == Access() else access,
         storage_mounts=mounts,
     )
 
@@ -52,4 +52,4 @@ def normalize_reservation(reserved: Reservation) -> dict[str, Any]:
 
 def normalize_template(template: Template) -> Template:
     ports = tuple(replace(port, protocol=(port.protocol or "TCP").upper()) for port in template.ports)
-    return replace(template, ports=ports)
+    return replace(template, ports=ports, shared_memory=canonical_quantity(template.shared_memory))

@@ -10,7 +10,7 @@ from gpu_runtime.contract.crd.probes import (
     ReadinessProbe,
 )
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
-from gpu_runtime.contract.validation.template_and_access import MAX_ARGS
+from gpu_runtime.contract.validation.template_and_access import args_errors
 from gpu_runtime.contract.validation.values import count_errors, http_path_errors
 
 
@@ -46,9 +46,11 @@ def _check_errors(probe: Probe, spec: GPUUnitSpec, at: str) -> FieldErrors:
         yield from _port_errors(check.port, spec, child_path(path, "port"))
     if probe.tcp_socket is not None:
         yield from _port_errors(probe.tcp_socket.port, spec, child_path(at, "tcpSocket.port"))
-    if probe.exec is not None and not 0 < len(probe.exec.command) <= MAX_ARGS:
-        text = f"has {len(probe.exec.command)} items; use 1 to {MAX_ARGS}"
-        yield FieldError(child_path(at, "exec.command"), text)
+    if probe.exec is not None:
+        path = child_path(at, "exec.command")
+        if not probe.exec.command:
+            yield FieldError(path, "is empty; give the command and its arguments")
+        yield from args_errors(probe.exec.command, path)
 
 
 def _port_errors(name: str, spec: GPUUnitSpec, at: str) -> FieldErrors:

@@ -8,7 +8,7 @@ from gpu_runtime.contract.crd.gpu_unit import (
 )
 from gpu_runtime.contract.crd.well_known import NAME_PATTERN, REQUEST_ID_PATTERN
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
-from gpu_runtime.contract.validation.mounts import is_within, normalize_path
+from gpu_runtime.contract.validation.mounts import KERNEL_PATHS, is_within, normalize_path
 from gpu_runtime.contract.validation.values import count_errors, http_path_errors, matches
 
 MAX_REQUEST_ID_LENGTH = 63
@@ -34,13 +34,16 @@ def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str) -> Field
     if function.worker_of and not matches(NAME_PATTERN, function.worker_of):
         yield FieldError(child_path(at, "workerOf"), f"{function.worker_of!r} is not a valid name of a unit")
     yield from framework_errors(function.framework, child_path(at, "framework"))
-    for index, mount in enumerate(spec.storage_mounts):
-        if is_within(function.framework.socket_path, mount.mount_path):
+    secrets_at = child_path(at.rpartition(".")[0], "template.secretMounts")
+    mounts = [(f"{mounts_at}[{index}]", each.mount_path) for index, each in enumerate(spec.storage_mounts)]
+    mounts += [(f"{secrets_at}[{index}]", each.mount_path) for index, each in enumerate(spec.template.secret_mounts)]
+    for path, mount_path in mounts:
+        if is_within(function.framework.socket_path, mount_path):
             text = (
-                f"{mount.mount_path} would hide the framework's socket {function.framework.socket_path};"
+                f"{mount_path} would hide the framework's socket {function.framework.socket_path};"
                 " change mountPath or socketPath"
             )
-            yield FieldError(f"{mounts_at}[{index}].mountPath", text)
+            yield FieldError(f"{path}.mountPath", text)
 
 
 def request_id_errors(request_id: str, at: str) -> FieldErrors:
@@ -59,6 +62,9 @@ def framework_errors(framework: Framework, at: str) -> FieldErrors:
             child_path(at, "socketPath"),
             f"{socket!r} is not an absolute path of a file in a directory; use for example {Framework().socket_path}",
         )
+    elif any(is_within(socket, kernel) for kernel in KERNEL_PATHS):
+        text = f"{socket} belongs to the kernel; use a path outside {', '.join(KERNEL_PATHS)}"
+        yield FieldError(child_path(at, "socketPath"), text)
     elif len(socket.encode()) > MAX_SOCKET_PATH_BYTES:
         yield FieldError(
             child_path(at, "socketPath"),

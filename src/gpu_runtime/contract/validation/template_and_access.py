@@ -1,6 +1,6 @@
 """Validation of the container template and of the access block: environment variables, ports, primary port."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpu_runtime.contract.crd.gpu_unit import ACCESS_SCHEMES, Access
 from gpu_runtime.contract.crd.template import (
@@ -29,15 +29,16 @@ from gpu_runtime.contract.validation.values import (
 
 MAX_ARGS = 256
 MAX_PATH_LENGTH = 512
+NUL_TEXT = "contains a NUL character, which Linux does not allow; remove it"
 
 
 def template_errors(template: Template, at: str, policy: PodPolicy) -> FieldErrors:
     init = template.init or InitCommand()
+    yield from args_errors(template.command, child_path(at, "command"))
+    yield from args_errors(template.args, child_path(at, "args"))
+    yield from args_errors(init.command, child_path(at, "init.command"))
+    yield from args_errors(init.args, child_path(at, "init.args"))
     for field, items, maximum in (
-        ("command", template.command, MAX_ARGS),
-        ("args", template.args, MAX_ARGS),
-        ("init.command", init.command, MAX_ARGS),
-        ("init.args", init.args, MAX_ARGS),
         ("envs", template.envs, 256),
         ("ports", template.ports, 32),
         ("imagePullSecrets", template.image_pull_secrets, 8),
@@ -50,6 +51,15 @@ def template_errors(template: Template, at: str, policy: PodPolicy) -> FieldErro
     yield from container_errors(template, at)
     yield from secret_errors(template, at)
     yield from pod_policy_errors(template, policy, at)
+
+
+def args_errors(args: Sequence[str], at: str) -> FieldErrors:
+    """Yield the errors of a command or of its arguments."""
+    if len(args) > MAX_ARGS:
+        yield FieldError(at, f"has {len(args)} items; use at most {MAX_ARGS}")
+    for index, arg in enumerate(args):
+        if "\0" in arg:
+            yield FieldError(f"{at}[{index}]", NUL_TEXT)
 
 
 def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
@@ -73,7 +83,7 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
             yield from secret_name_errors(secret.name, f"{secret_at}.name")
             yield from secret_key_errors(secret.key, f"{secret_at}.key")
         if "\0" in env.value:
-            yield FieldError(f"{at}[{index}].value", "contains a NUL character, which Linux does not allow; remove it")
+            yield FieldError(f"{at}[{index}].value", NUL_TEXT)
         elif len(env.value) > MAX_ENV_VALUE_LENGTH:
             yield FieldError(
                 f"{at}[{index}].value", f"has {len(env.value)} characters; use at most {MAX_ENV_VALUE_LENGTH}"

@@ -78,14 +78,15 @@ def secret_name_errors(name: str, at: str) -> FieldErrors:
 
 
 def secret_key_errors(key: str, at: str) -> FieldErrors:
-    if not 0 < len(key) <= MAX_SECRET_KEY_LENGTH or not matches(SECRET_KEY_PATTERN, key):
+    is_path = key == "." or key.startswith("..")
+    if not 0 < len(key) <= MAX_SECRET_KEY_LENGTH or is_path or not matches(SECRET_KEY_PATTERN, key):
         text = f"{key!r} is not a key of a Secret; use 1 to {MAX_SECRET_KEY_LENGTH} letters, digits, '-', '_' and '.'"
         yield FieldError(at, text)
 
 
 def http_path_errors(path: str, at: str) -> FieldErrors:
-    if not path.startswith("/") or any(character.isspace() for character in path):
-        yield FieldError(at, f"{path!r} is not an HTTP path; begin with '/' and use no spaces")
+    if not path.startswith("/") or not path.isprintable() or any(map(str.isspace, path)):
+        yield FieldError(at, f"{path!r} is not an HTTP path; begin with '/', and use no spaces or control characters")
     elif len(path) > MAX_HTTP_PATH_LENGTH:
         yield FieldError(at, f"has {len(path)} characters; use at most {MAX_HTTP_PATH_LENGTH}")
 

@@ -6,18 +6,20 @@ meantime, for example extended it, the write fails, and the controller decides a
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import OPERATIONS
-from gpu_runtime.contract.crd.well_known import Annotation, operation_name
+from gpu_runtime.contract.crd.well_known import Annotation, UnitRole, operation_name, role_of
 from gpu_runtime.contract.operation_rules import is_finished
 from gpu_runtime.contract.unit_lifetime import EndAction, UnitEnd, format_time, next_end, recorded_run
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.live_objects import find_live
 from gpu_runtime.kube.meta import ObjectKey
 
@@ -25,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 MAX_CLOCK_DIFFERENCE = timedelta(seconds=5)
 RECHECK_SECONDS = 1.0
-"""Delay until the next attempt, if the clocks differ or the handoff of the unit is not finished."""
+"""Delay until the next attempt, if the handoff of the unit is not finished."""
+CLOCK_RECHECK_SECONDS = 30.0
+"""Delay until the next attempt, if the clocks differ. Each attempt logs a warning."""
 
 EVENTS = {
     EndAction.STOP: ("StopsSoon", "the platform will stop the unit at {at}, because its lifetime will be over"),
@@ -42,7 +46,7 @@ class UnitLifetimes:
 
     async def end_if_due(self, unit: GPUUnit) -> float | None:
         """End the unit if its time has come. Return the seconds until the next check, or None if there is none."""
-        end = _end_of(unit)
+        end = self._end_of(unit)
         if end is None:
             return None
         remaining = (end.at - self.status_writer.clock()).total_seconds()
@@ -56,11 +60,11 @@ class UnitLifetimes:
         return remaining
 
     async def _end(self, unit: GPUUnit) -> float | None:
-        now = await self._agreed_time(unit)
+        now = await self.agreed_time(unit)
         if now is None:
-            return RECHECK_SECONDS
+            return CLOCK_RECHECK_SECONDS
         live = await find_live(self.client, GPU_UNITS, unit.metadata.key)
-        end = _end_of(live) if live is not None and live.metadata.uid == unit.metadata.uid else None
+        end = self._end_of(live) if live is not None and live.metadata.uid == unit.metadata.uid else None
         if live is None or end is None or live.metadata.deletion_timestamp is not None:
             return None  # the informer will deliver the change
         if end.at > now:
@@ -70,7 +74,7 @@ class UnitLifetimes:
         await self._write_end(live, end)
         return None
 
-    async def _agreed_time(self, unit: GPUUnit) -> datetime | None:
+    async def agreed_time(self, unit: GPUUnit) -> datetime | None:
         """Return the earlier of the two clocks: of this process and of the API server. Return None if they differ."""
         server, local = await self.client.server_time(), self.status_writer.clock()
         if abs(server - local) <= MAX_CLOCK_DIFFERENCE:
@@ -99,8 +103,8 @@ class UnitLifetimes:
     async def _write_end(self, unit: GPUUnit, end: UnitEnd) -> None:
         metadata, version = unit.metadata, unit.metadata.resource_version
         if end.action is EndAction.DELETE:
-            await self.client.delete(GPU_UNITS, metadata.key, uid=metadata.uid, resource_version=version)
-            self.informers.units.record_delete(metadata.key, metadata.uid)
+            with suppress(KubeNotFound):
+                await self.client.delete(GPU_UNITS, metadata.key, uid=metadata.uid, resource_version=version)
         else:
             patch = {
                 "spec": {"running": False},
@@ -114,7 +118,9 @@ class UnitLifetimes:
         else:
             logger.info("unit stopped because its lifetime is over", extra=fields)
 
-
-def _end_of(unit: GPUUnit) -> UnitEnd | None:
-    """Return the next end. Functions and workers have none: their spec with a lifetime is invalid."""
-    return None if unit.spec.serves_function else next_end(unit, recorded_run(unit))
+    def _end_of(self, unit: GPUUnit) -> UnitEnd | None:
+        """Return the next end. Functions, workers and stock have none: their spec with a lifetime is invalid."""
+        role = role_of(unit.metadata.namespace, self.settings.namespaces.stock)
+        if unit.spec.serves_function or role is UnitRole.STOCK:
+            return None
+        return next_end(unit, recorded_run(unit))

@@ -15,7 +15,13 @@ def mounting_pod(observed: ObservedUnit) -> Pod | None:
     if not spec.storage_mounts and not spec.template.secret_mounts:
         return None
     pods = (pod for pod in observed.pods if pod.metadata.deletion_timestamp is None)
-    return next((pod for pod in pods if pod.status.phase == "Pending" and pod.spec.node_name), None)
+    return next((pod for pod in pods if pod.spec.node_name and not _has_mounted(pod)), None)
+
+
+def _has_mounted(pod: Pod) -> bool:
+    """Return whether the volumes are mounted. The kubelet sets this condition before it pulls images."""
+    mounted = any(each.type == "PodReadyToStartContainers" and each.status == "True" for each in pod.status.conditions)
+    return mounted or pod.status.phase != "Pending"
 
 
 async def mount_warning(client: KubeClient, observed: ObservedUnit) -> str:

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.well_known import UnitRole
+from gpu_runtime.contract.unit_lifetime import STOP_FIELDS, RunTimes, run_times
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.gpu_unit.children import desired_children
-from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
+from gpu_runtime.controller_manager.gpu_unit.lifetime import CLOCK_RECHECK_SECONDS, UnitLifetimes
 from gpu_runtime.controller_manager.gpu_unit.mount_events import MOUNT_POLL_SECONDS, mount_warning, mounting_pod
-from gpu_runtime.controller_manager.gpu_unit.observe import observe
+from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit, observe
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_unit.status import readiness, status_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
@@ -17,6 +19,7 @@ from gpu_runtime.controller_manager.storage_locks import StorageLocks
 from gpu_runtime.controller_manager.volume_refs import unit_storage_keys
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.controller_manager.workload.sync_children import requeue_outcome, sync_children
+from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.controller import Done, ReconcileResult
 
@@ -45,8 +48,24 @@ class GPUUnitReconciler:
             observed = observe(unit, self.informers, self.settings)
             observed = replace(observed, mount_warning=await mount_warning(self.client, observed))
         result = blocked.readiness if blocked else readiness(observed)
-        status = status_of(observed, result, self.status_writer.now())
+        run, until_clocks_agree = await self._run_times(observed, result)
+        status = status_of(observed, result, self.status_writer.now(), run)
         await self.status_writer.write_status(self.informers.units, unit, unit.status, status)
         until_end = await self.lifetimes.end_if_due(structs.replace(unit, status=status))
         until_poll = MOUNT_POLL_SECONDS if mounting_pod(observed) else None
-        return requeue_outcome(result, until_end, until_poll)
+        return requeue_outcome(result, until_end, until_poll, until_clocks_agree)
+
+    async def _run_times(self, observed: ObservedUnit, result: WorkloadReadiness) -> tuple[RunTimes, float | None]:
+        """Return the times of the run, and the delay until the next attempt to record them.
+
+        A time that decides when a unit stops is recorded only if the clock of this process is right.
+        """
+        unit = observed.unit
+        if observed.role is UnitRole.STOCK:
+            return RunTimes(), None
+        recorded = RunTimes(unit.status.start_time, unit.status.first_ready_time)
+        run = run_times(unit, ready=result.ready, now=self.status_writer.now())
+        stops = any(getattr(unit.spec, field) is not None for field in STOP_FIELDS)
+        if not stops or run == recorded or await self.lifetimes.agreed_time(unit) is not None:
+            return run, None
+        return recorded, CLOCK_RECHECK_SECONDS

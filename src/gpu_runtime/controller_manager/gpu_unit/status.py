@@ -3,7 +3,7 @@
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitStatus
 from gpu_runtime.contract.crd.well_known import UnitRole
-from gpu_runtime.contract.unit_lifetime import RunTimes, deletes_at, format_time, run_times, stops_at
+from gpu_runtime.contract.unit_lifetime import RunTimes, deletes_at, format_time, stops_at
 from gpu_runtime.controller_manager.gpu_unit.children.service import access_url, service
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods, is_generation_observed
@@ -27,11 +27,11 @@ def readiness(observed: ObservedUnit) -> WorkloadReadiness:
     return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.UNIT_PROGRESSING, "the unit's pod is starting")
 
 
-def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str) -> GPUUnitStatus:
+def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str, run: RunTimes) -> GPUUnitStatus:
     metadata, before = observed.unit.metadata, observed.unit.status
     active = observed.role is UnitRole.ACTIVE
     deployment = observed.deployment
-    run = run_times(observed.unit, ready=result.ready, now=now) if active else RunTimes()
+    ends = active and not observed.unit.spec.serves_function
     return GPUUnitStatus(
         phase=result.phase.value,
         ready_replicas=deployment.status.ready_replicas if deployment else 0,
@@ -41,8 +41,8 @@ def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str) -> GP
         access_url=access_url(observed) if active else None,
         start_time=run.start,
         first_ready_time=run.first_ready,
-        stops_at=format_time(stops_at(observed.unit.spec, run)),
-        deletes_at=format_time(deletes_at(observed.unit)),
+        stops_at=format_time(stops_at(observed.unit.spec, run)) if ends else None,
+        deletes_at=format_time(deletes_at(observed.unit)) if ends else None,
         conditions=with_ready_condition(before.conditions, result, metadata.generation, now),
     )
 

@@ -4,6 +4,7 @@ from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.template import EnvVar, Template
 from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
 from gpu_runtime.kube.meta import Manifest
+from gpu_runtime.kube.quantity import canonical_quantity
 
 STOCK_PRIORITY_CLASS = "gpu-runtime-stock"
 ACTIVE_PRIORITY_CLASS = "gpu-runtime-active"
@@ -89,6 +90,9 @@ def main_container(image: str, template: Template, resource_amounts: Manifest) -
             {"name": each.name, "containerPort": each.port, "protocol": each.protocol} for each in template.ports
         ],
         "resources": resource_amounts,
+        "startupProbe": None,
+        "readinessProbe": None,
+        "livenessProbe": None,
     }
 
 
@@ -108,7 +112,8 @@ def template_volumes(template: Template) -> tuple[list[Manifest], list[Manifest]
     volumes: list[Manifest] = []
     mounts: list[Manifest] = []
     if template.shared_memory:
-        size = {"medium": "Memory", "sizeLimit": template.shared_memory}
+        # The API server writes quantities in canonical form. Another form would look like a change by another client.
+        size = {"medium": "Memory", "sizeLimit": canonical_quantity(template.shared_memory)}
         volumes.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": size})
         mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm", "readOnly": False})  # noqa: S108
     for index, each in enumerate(template.secret_mounts):

@@ -122,9 +122,9 @@ async def update_unit(units: UnitService, request: APIRequest[UpdateUnit, UnitQu
     """Update a unit.
 
     Changes only the fields that the body contains. Each of them is replaced as a whole. If nothing changes, the
-    unit is not written. A change of image, template, probes, storageMounts or serverless replaces the unit's pod. A
-    change of access or of a lifetime does not. A lifetime can be set, raised and removed, but not lowered. 400: the
-    field cannot change, for example because the stock reserved it.
+    unit is not written. A change of image, template, probes, storageMounts or serverless replaces the unit's pod, and
+    so does a change of the primary port that a probe checks. A change of a lifetime does not. A lifetime can be set,
+    raised and removed, but not lowered. 400: the field cannot change, for example because the stock reserved it.
     """
     updated = await units.update(request.query.namespace, request.path["name"], request.body)
     return APIResponse(200, unit_view(updated))

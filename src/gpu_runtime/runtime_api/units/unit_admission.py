@@ -3,17 +3,18 @@
 `Invalid` reports all errors of a request together, with the field paths of the caller's JSON document.
 """
 
-from datetime import datetime
+from datetime import MAXYEAR, UTC, datetime, timedelta
+from typing import Any
 
 from msgspec import UNSET, structs
 
-from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, Serverless
-from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE, Probes
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec
+from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.errors import Invalid, LifetimeEnded, require_valid
-from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
-from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS, extension, format_time, is_run_ended
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest, with_default_probe
+from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS, STOP_FIELDS, extension, format_time, is_run_ended
 from gpu_runtime.contract.validation import (
     FieldError,
     name_errors,
@@ -42,9 +43,10 @@ def admit_unit(
         "stock_namespace": request.stock_namespace or namespaces.stock,
     }
     requested = RecordedUnitRequest(**structs.asdict(request) | defaults)
-    requested = structs.replace(requested, probes=with_default_probe(requested.probes, requested.serverless))
     spec = normalize_unit(requested.unit_spec())
-    admitted = structs.replace(requested, **{field: getattr(spec, field) for field in MUTABLE_FIELDS})
+    # The API adds its probe to the unit, not to the request: the hash covers only what the caller sent.
+    normalized = {field: getattr(spec, field) for field in MUTABLE_FIELDS if field != "probes"}
+    admitted = structs.replace(requested, **normalized)
     require_valid(
         *operation_id_errors(admitted.operation_id),
         *name_errors(admitted.name),
@@ -59,8 +61,7 @@ def apply_update(unit: GPUUnit, request: UpdateUnit, policy: PodPolicy = DEFAULT
     """Return the spec with the fields that the request contains. Raises Invalid, or LifetimeEnded."""
     spec = unit.spec
     changes = {field: value for field in MUTABLE_FIELDS if (value := getattr(request, field)) is not UNSET}
-    if "probes" in changes:
-        changes["probes"] = with_default_probe(changes["probes"], changes.get("serverless", spec.serverless))
+    changes |= _probe_changes(spec, changes)
     normalized = normalize_unit(structs.replace(spec, **changes))
     desired = structs.replace(spec, **{field: getattr(normalized, field) for field in changes})
     require_valid(
@@ -69,9 +70,20 @@ def apply_update(unit: GPUUnit, request: UpdateUnit, policy: PodPolicy = DEFAULT
         *lifetime_change_errors(spec, desired),
         *unit_errors(desired, UnitRole.ACTIVE, policy=policy),
     )
-    if any(getattr(spec, field) != getattr(desired, field) for field in LIFETIME_FIELDS):
+    if any(getattr(spec, field) != getattr(desired, field) for field in STOP_FIELDS):
         require_running_lifetime(unit)
     return desired
+
+
+def _probe_changes(spec: GPUUnitSpec, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the probes that the update changes: the probe of the API is added again, or removed from a function."""
+    serverless = changes.get("serverless", spec.serverless)
+    if "probes" in changes:
+        return {"probes": with_default_probe(changes["probes"], serverless)}
+    becomes_function = spec.serverless is None and serverless is not None
+    if becomes_function and spec.probes is not None and spec.probes.readiness == DEFAULT_READINESS_PROBE:
+        return {"probes": structs.replace(spec.probes, readiness=None)}
+    return {}
 
 
 def extend(unit: GPUUnit, until: datetime) -> GPUUnitSpec:
@@ -80,25 +92,21 @@ def extend(unit: GPUUnit, until: datetime) -> GPUUnitSpec:
     if spec.stop_unless_extended_seconds is None:
         raise Invalid((FieldError("until", "the unit has no stopUnlessExtendedSeconds; set it with PUT first"),))
     require_running_lifetime(unit)
+    try:
+        until = until.astimezone(UTC)
+    except OverflowError:
+        raise Invalid((FieldError("until", "is not a time between the years 1 and 9999"),)) from None
     current = extension(spec)
     if current is not None and current >= until:
         return spec
-    return structs.replace(spec, extended_until=format_time(until))
+    is_whole = until.microsecond == 0 or until.year == MAXYEAR
+    rounded_up = until if is_whole else until.replace(microsecond=0) + timedelta(seconds=1)
+    return structs.replace(spec, extended_until=format_time(rounded_up))
 
 
 def require_running_lifetime(unit: GPUUnit) -> None:
     if is_run_ended(unit) and not unit.spec.running:
         raise LifetimeEnded(f"the lifetime of unit {unit.metadata.key} is over; start the unit first")
-
-
-def with_default_probe(probes: Probes | None, serverless: Serverless | None) -> Probes | None:
-    """Add a readiness probe of the primary port, unless the caller gives or disables one.
-
-    The unit of a function gets no probe: its worker sidecar reports when the program can accept invocations.
-    """
-    if serverless is not None or (probes is not None and probes.readiness is not None):
-        return probes
-    return structs.replace(probes or Probes(), readiness=DEFAULT_READINESS_PROBE)
 
 
 def _stock_namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:

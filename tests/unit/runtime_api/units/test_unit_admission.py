@@ -166,7 +166,7 @@ VALID_UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no change": ({}, {}),
     "image": ({"image": " python:3.13 "}, {"image": "python:3.13"}),
     "template without command": ({"template": HTTP}, {"template": HTTP}),
-    "default access": ({"access": {}}, {"access": {}}),
+    "default access": ({"access": {}}, {"access": None}),
     "storage mount": (
         {"storageMounts": [{"name": "data", "mountPath": "/data/"}]},
         {"storageMounts": [{"name": "data", "mountPath": "/data"}]},
@@ -245,6 +245,8 @@ def test_lifetime_of_a_stopped_run_cannot_change() -> None:
     with pytest.raises(LifetimeEnded):
         apply_update(ended_unit(LIVING), update(maxDurationSeconds=60))
     assert apply_update(ended_unit(LIVING), update(image="new")).image == "new"
+    # The deletion has not begun, so it can be postponed.
+    assert apply_update(ended_unit(LIVING), update(deleteAfterSeconds=None)).delete_after_seconds is None
 
 
 @pytest.mark.parametrize("field", LIFETIME_FIELDS.values())
@@ -269,6 +271,18 @@ def test_extension_is_stored_and_never_shortened() -> None:
     assert extend(unit, UNTIL + timedelta(hours=1)).extended_until == "2030-01-31T13:00:00Z"
 
 
+def test_extension_is_rounded_up_to_a_second() -> None:
+    assert extend(extendable(), UNTIL + timedelta(milliseconds=1)).extended_until == "2030-01-31T12:00:01Z"
+    last = datetime(9999, 12, 31, 23, 59, 59, 900_000, tzinfo=UTC)
+    assert extend(extendable(), last).extended_until == "9999-12-31T23:59:59Z"
+    assert extend(extendable(), datetime(999, 1, 1, tzinfo=UTC)).extended_until == "0999-01-01T00:00:00Z"
+
+
+def test_extension_that_is_no_time_in_utc_is_rejected() -> None:
+    with pytest.raises(Invalid, match="until: is not a time between the years 1 and 9999"):
+        extend(extendable(), datetime.fromisoformat("9999-12-31T23:59:59-01:00"))
+
+
 def test_extension_needs_a_unit_that_stops_unless_it_is_extended() -> None:
     with pytest.raises(Invalid, match="until: the unit has no stopUnlessExtendedSeconds"):
         extend(GPUUnit(spec=LIVING), UNTIL)
@@ -282,7 +296,7 @@ TCP_PROBE = msgspec.convert(PROBE, ReadinessProbe)
 
 def admitted_probes(**changes: Any) -> Probes | None:
     request = {name: value for name, value in VALID_REQUEST.items() if name != "serverless"} | changes
-    return admit_unit(msgspec.convert(request, CreateUnit), NAMESPACES).probes
+    return admit_unit(msgspec.convert(request, CreateUnit), NAMESPACES).unit_spec().probes
 
 
 def test_readiness_of_the_primary_port_is_added_if_the_caller_gives_none() -> None:
@@ -295,9 +309,30 @@ def test_readiness_of_the_primary_port_is_added_if_the_caller_gives_none() -> No
     assert admitted_probes(probes=disabled) == Probes(readiness=ReadinessProbe(disabled=True))
 
 
+@pytest.mark.parametrize("check", ["tcpSocket", "httpGet"])
+@pytest.mark.parametrize("kind", ["startup", "readiness", "liveness"])
+def test_recorded_request_keeps_a_check_without_fields(kind: str, check: str) -> None:
+    """Another replica resumes the operation from the recorded text. The hash must distinguish the checks."""
+    admitted = admit_unit(create(probes={kind: {check: {}}}), NAMESPACES)
+    assert msgspec.json.decode(canonical_request(admitted), type=RecordedUnitRequest) == admitted
+    assert canonical_request(admitted) != canonical_request(admit_unit(create(), NAMESPACES))
+
+
+def test_probe_of_the_api_is_not_part_of_the_recorded_request() -> None:
+    assert admit_unit(without("serverless"), NAMESPACES).probes is None
+
+
+def test_unit_that_becomes_a_function_loses_the_probe_of_the_api() -> None:
+    plain = existing(serverless=None, probes={"readiness": msgspec.to_builtins(DEFAULT_READINESS_PROBE)})
+    function = updated(plain, serverless={"enabled": True, "requestID": "f"})
+    assert function.probes == Probes()
+    own = existing(serverless=None, probes={"readiness": PROBE})
+    assert updated(own, serverless={"enabled": True, "requestID": "f"}).probes == own.probes
+
+
 def test_function_gets_no_probe() -> None:
-    assert admit_unit(create(), NAMESPACES).probes is None
-    assert admit_unit(create(probes={"liveness": PROBE}), NAMESPACES).probes == msgspec.convert(
+    assert admit_unit(create(), NAMESPACES).unit_spec().probes is None
+    assert admit_unit(create(probes={"liveness": PROBE}), NAMESPACES).unit_spec().probes == msgspec.convert(
         {"liveness": PROBE}, Probes
     )
 

@@ -9,7 +9,6 @@ import pytest
 from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE, Probes
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
@@ -125,7 +124,6 @@ async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
         image="python",
         namespace="runtime-instance",
         stock_namespace="runtime-stock",
-        probes=Probes(readiness=DEFAULT_READINESS_PROBE),
     )
     assert units.calls == [("create", normalized)]
 

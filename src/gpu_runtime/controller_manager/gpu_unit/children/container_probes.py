@@ -17,7 +17,7 @@ def _probe(probe: Probe, spec: GPUUnitSpec) -> Manifest | None:
     if check is None:
         return None
     return check | {
-        "initialDelaySeconds": probe.initial_delay_seconds,
+        "initialDelaySeconds": probe.initial_delay_seconds or None,  # the API server omits 0
         "periodSeconds": probe.period_seconds,
         "timeoutSeconds": probe.timeout_seconds,
         "successThreshold": 1,

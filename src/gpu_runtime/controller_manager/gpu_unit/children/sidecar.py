@@ -99,6 +99,7 @@ def sidecar_container(observed: ObservedUnit) -> Manifest:
             "requests": {"cpu": settings.cpu, "memory": settings.memory},
         },
         # No startup probe: the kubelet would start the user's container only after the probe has succeeded.
+        "startupProbe": None,
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": settings.port},
             "periodSeconds": 10,
