@@ -157,7 +157,7 @@ REJECTED = {
     ),
     "storage with several workers": (
         unit(serverless={"requestID": "f", "maxWorkers": 2}, storageMounts=[mount("data", "/data")]),
-        "only one unit at a time can mount a storage",
+        "a function with more than one worker cannot mount a storage",
     ),
     "a storage without size": (storage(size=None), "spec.size: Required value"),
     "a storage without class": (storage(storageClassName=""), "spec.storageClassName"),

@@ -285,7 +285,7 @@ UNITS = {
     ),
     "storage with several workers": (
         unit(serverless=function(maxWorkers=2), storageMounts=mounts(x="/a")),
-        "storageMounts: only one unit at a time can mount a storage; set maxWorkers to 1 or remove storageMounts",
+        "storageMounts: a function with more than one worker cannot mount a storage;",
     ),
     "mount path that hides the socket": (
         unit(serverless=function(), storageMounts=mounts(x="/run")),

@@ -146,7 +146,8 @@ class GPUUnitSpec(Reservation, frozen=True, kw_only=True):
         CelRule(
             "!has(self.storageMounts) || self.storageMounts.size() == 0 || !has(self.serverless)"
             " || self.serverless.maxWorkers <= 1",
-            "only one unit at a time can mount a storage: set serverless.maxWorkers to 1 or remove storageMounts",
+            "a function with more than one worker cannot mount a storage: set serverless.maxWorkers to 1 or remove"
+            " storageMounts",
             "storageMounts",
         ),
         CelRule(

@@ -154,7 +154,7 @@ class Refusal(Enum):
     TERMINATING = auto()
     """The record already has a termination."""
     RUNNING = auto()
-    """A worker runs the invocation. Before the deadline and a grace period have passed, only workers may end it."""
+    """A worker runs the invocation. Other processes can only cancel it, or expire it after the grace period."""
     TOO_EARLY = auto()
     """The deadline has not passed."""
 

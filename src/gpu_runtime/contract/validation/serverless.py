@@ -29,7 +29,9 @@ def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str) -> Field
         )
         yield FieldError(child_path(at, "minAvailableCount"), text)
     if spec.storage_mounts and function.max_workers > 1:
-        text = "only one unit at a time can mount a storage; set maxWorkers to 1 or remove storageMounts"
+        text = (
+            "a function with more than one worker cannot mount a storage; set maxWorkers to 1 or remove storageMounts"
+        )
         yield FieldError(mounts_at, text)
     if function.worker_of and not matches(NAME_PATTERN, function.worker_of):
         yield FieldError(child_path(at, "workerOf"), f"{function.worker_of!r} is not a valid name of a unit")

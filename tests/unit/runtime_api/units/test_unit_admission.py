@@ -142,7 +142,7 @@ INVALID_CREATES: dict[str, tuple[dict[str, Any], str]] = {
     "function without requestID": ({"serverless": {"enabled": True}}, "serverless.requestID: is required; "),
     "storage for several workers": (
         {"serverless": {"requestID": "f", "maxWorkers": 2}},
-        "storageMounts: only one unit at a time can mount a storage; ",
+        "storageMounts: a function with more than one worker cannot mount a storage; ",
     ),
 }
 
