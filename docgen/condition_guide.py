@@ -14,7 +14,7 @@ CHECKED = "The controller checks every 15 s."
 CORRECT_FIELDS = "Correct the fields that the message names."
 STARTUP_REMEDY = (
     "If the image cannot be pulled, correct `spec.image` or the access to the registry. If the container exits, read its log. If"
-    " no node has enough resources, add nodes or free GPUs. If the quota is exceeded, stop or delete units of the namespace, or"
+    " no node has enough resources, add nodes, or stop or delete other units. If the quota is exceeded, stop or delete units of the namespace, or"
     " raise the quota (`config/overlays/production/quotas.yaml`). If a policy rejects the pod, change the policy or the spec."
 )
 STARTUP_RETRIED = "Kubernetes tries again to start the pod. When the cause is removed, the object becomes Ready without another action."
@@ -123,19 +123,19 @@ UNIT_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ReadyReason.UNIT_READY: ReasonGuide("Ready", "The pod of the unit is ready.", NO_ACTION),
         ReadyReason.STOCK_RELEASING: ReasonGuide(
             "Progressing",
-            "The pod of the consumed stock unit still uses the GPUs. The controller creates the Deployment of the active unit after the"
-            " pod of the stock unit is deleted.",
-            "Wait. The deletion takes about a second. If it takes longer, check the node and the finalizers of the pod that the"
-            " message names.",
+            "The handoff has consumed a stock unit, but this stock unit, its Deployment or its pod still exists. So the pod may still"
+            " use the GPUs. The controller creates the Deployment of the active unit after these objects are deleted.",
+            "Wait. The deletion takes about a second. If the deletion takes longer, check the finalizers of the objects that the"
+            " message names. If the message names a pod, also check the node of the pod.",
         ),
         ReadyReason.STORAGE_NOT_READY: ReasonGuide(
             "Progressing",
             "A storage in `spec.storageMounts` is not attached to this unit yet, or the volume of the storage is not ready, or a pod of"
-            " another unit still mounts the storage. Such a pod usually belongs to a deleted unit and is terminating. Pods of two units never mount"
-            " the same storage.",
+            " another unit still mounts the storage. Such a pod usually belongs to a deleted unit and is terminating. Pods of two units must"
+            " never mount the same storage.",
             "Wait for the storage. `kubectl describe gpustorage <name>` shows the cause of the delay. If a pod of another unit still"
-            " mounts the storage, wait until this pod has terminated. With the default settings, the pod of a worker terminates within"
-            " 315 s. If the pod needs more time, check whether its node can be reached and whether the pod has a finalizer. Make sure"
+            " mounts the storage, wait until this pod has terminated. A pod terminates within its `terminationGracePeriodSeconds`. The"
+            " default is 30 s for a unit and 315 s for a worker. If the pod needs more time, check whether its node can be reached and whether the pod has a finalizer. Make sure"
             " that the containers of the pod have stopped. Then remove the finalizer, and delete the pod with `--force`. For a dead"
             " node, see [failure semantics](../failure-semantics.md#when-a-node-dies). The unit starts after the pod is deleted.",
             "A new unit does not start. If a user added the mount to a running unit, the unit keeps running without the mount.",
@@ -170,7 +170,7 @@ STORAGE_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             "Failed",
             "A PersistentVolumeClaim (PVC) with the name of the storage exists and does not belong to this storage. The controller does"
             " not overwrite or delete the existing PVC.",
-            "If the storage shall use the data of the existing PVC, set the label `runtime.lokiwager.io/storage=<name>` on the PVC. If"
+            "If the storage must use the data of the existing PVC, set the label `runtime.lokiwager.io/storage=<name>` on the PVC. If"
             " the existing PVC is needed for another purpose, create the storage with another name. If the existing PVC is not needed,"
             " delete the PVC.",
             "Units cannot mount the storage. The controller checks every 15 s. When the PVC has the label or is deleted, the storage"
@@ -182,7 +182,7 @@ STORAGE_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             " deleted GPUStorage with the same name still exists.",
             "Wait until the provisioner has created the volume. If the message names a missing StorageClass, create the StorageClass,"
             " or create another storage with an existing class. If the message contains an error of the provisioner, correct the cause of this"
-            " error. If the PersistentVolumeClaim of a deleted GPUStorage still exists, wait until it is deleted.",
+            " error. If the PersistentVolumeClaim of a deleted GPUStorage still exists, wait until this PersistentVolumeClaim is deleted.",
             f"Units that mount the storage do not start. {CHECKED}",
         ),
         ReadyReason.WAIT_FOR_FIRST_CONSUMER: ReasonGuide(
@@ -196,16 +196,17 @@ STORAGE_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             "Another client deleted the PersistentVolumeClaim (PVC) of the storage, or the deletion of the PVC is in progress, or the"
             " PersistentVolume of the PVC does not exist any more. The controller does not create a new PVC, because users would find"
             " an empty volume instead of their data.",
-            "If the deletion of the PVC is in progress, copy the data before the last pod that mounts the PVC terminates. If the PVC"
-            " is deleted, restore the PVC from a backup with the same name and namespace, and with the label"
+            "If the deletion of the PVC is in progress, copy the data now: the data is lost when the last pod that mounts the PVC"
+            " terminates. If the PVC is deleted, restore the PVC from a backup with the same name and namespace, and with the label"
             " `runtime.lokiwager.io/storage=<name>`. If the PersistentVolume does not exist, restore the PersistentVolume. If you do"
             " not need the data, delete the GPUStorage and create it again. The new volume is empty.",
             f"New pods cannot mount the storage. Running pods that mount the PVC keep running. {CHECKED}",
         ),
         ReadyReason.CLAIM_SYNC_FAILED: ReasonGuide(
             "Failed",
-            "Either the API server rejected the PersistentVolumeClaim (PVC), or the storage adopted a PVC that has another storage"
-            " class or does not have the access mode ReadWriteOnce. Kubernetes does not allow changes of these two fields.",
+            "There are two possible causes. First, the API server rejected the PersistentVolumeClaim (PVC). Second, the storage adopted a"
+            " PVC whose storage class is not `spec.storageClassName`, or that does not have the access mode ReadWriteOnce. Kubernetes"
+            " does not allow changes of these two fields of a PVC.",
             "If the API server rejected the PVC, correct the cause that the message contains. If the storage adopted a PVC with another"
             " storage class, replace the GPUStorage: (1) Remove the storage from the `storageMounts` of all units, or delete the units, because the deletion"
             " of the GPUStorage waits for these units. (2) Remove the label `runtime.lokiwager.io/storage` and the annotation"
@@ -218,14 +219,16 @@ STORAGE_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ReadyReason.RESIZE_PENDING: ReasonGuide(
             "Ready",
             "The volume is being expanded.",
-            "Wait. If the message says that the resize of the file system is pending, start a unit that mounts the storage.",
+            "Wait. If the message says that the resize of the file system is pending, start a unit that mounts the storage. Kubernetes"
+            " resizes the file system when a pod mounts the volume.",
             "Units can mount the storage, and pods keep running.",
         ),
         ReadyReason.RESIZE_REFUSED: ReasonGuide(
             "Ready",
-            "`spec.size` was increased, but the volume cannot be expanded: the StorageClass does not have `allowVolumeExpansion:"
-            " true`, or the API server rejected the expansion.",
-            "If the StorageClass does not have `allowVolumeExpansion: true`, add this field. If the API server rejected the expansion, correct"
+            "`spec.size` was increased, but the volume cannot be expanded: the StorageClass does not exist, the StorageClass does not"
+            " have `allowVolumeExpansion: true`, or the API server rejected the expansion.",
+            "If the StorageClass does not exist, create the StorageClass with `allowVolumeExpansion: true`. If the StorageClass does"
+            " not have `allowVolumeExpansion: true`, add this field. If the API server rejected the expansion, correct"
             " the cause that the message contains. If the volume cannot be expanded at all, create another storage"
             " and copy the data. You cannot set `spec.size` back, because the CRD rejects a smaller size.",
             "The data does not change, units can mount the storage, and pods keep running. The controller reconciles the storage"
@@ -240,7 +243,7 @@ STORAGE_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             " PersistentVolumeClaim is deleted. The message names the unit, the pod or the"
             " PersistentVolumeClaim that still exists.",
             "If the message names a unit, delete the unit, or remove the storage from `spec.storageMounts` of the unit. If the message"
-            " names a pod or the PersistentVolumeClaim, wait until it is deleted. Do not remove the finalizer of the storage yourself,"
+            " names a pod or the PersistentVolumeClaim, wait until this object is deleted. Do not remove the finalizer of the storage yourself,"
             " because the finalizer protects mounted data.",
             "Pods that mount the storage keep running. The data exists until these pods have terminated.",
         ),
@@ -314,8 +317,34 @@ EVENTS: Mapping[str, tuple[str, str, str, str]] = MappingProxyType(
         "WorkerFailed": (
             "GPUUnit (the function)",
             "Warning",
-            "A worker of the function is unhealthy: it did not start, stopped sending events, or failed. The activator replaces the worker.",
+            (
+                "A worker of the function is unhealthy: the worker has sent no event for `scaling.workerLivenessTimeoutSeconds`. If the"
+                " unit of the worker is in phase Failed, the limit is `scaling.failedWorkerGraceSeconds`. The activator replaces the"
+                " worker."
+            ),
             "Read the message of the Event and the log of the worker's pod. Then correct the image or the handler of the function.",
+        ),
+        "StopsSoon": (
+            "GPUUnit",
+            "Normal",
+            (
+                "The platform will stop the unit at the time in the message, because of `maxDurationSeconds` or"
+                " `stopUnlessExtendedSeconds`. The setting `lifetimes.announcementSeconds` decides how early the controller records the"
+                " Event."
+            ),
+            (
+                "No action is necessary if the unit may stop. Otherwise, raise or remove `maxDurationSeconds`. If the unit has"
+                " `stopUnlessExtendedSeconds`, send `POST …/extend` to the API."
+            ),
+        ),
+        "DeletesSoon": (
+            "GPUUnit",
+            "Normal",
+            (
+                "The platform will delete the unit at the time in the message, because of `deleteAfterSeconds`. The setting"
+                " `lifetimes.announcementSeconds` decides how early the controller records the Event."
+            ),
+            "No action is necessary if the platform may delete the unit. Otherwise, raise or remove `deleteAfterSeconds`.",
         ),
     }
 )

@@ -13,7 +13,7 @@ def conditions_page() -> str:
         raise LookupError(f"reasons without cause and remedy: {sorted(missing)}")
     introduction = (
         f"Every GPUUnit, StockPool and GPUStorage has one condition, `{READY_CONDITION}`. The reason of the condition is for programs,"
-        " and the meaning of a reason never changes. The message is for people. `kubectl describe` shows both. When the reason"
+        " and the meaning of a reason never changes. The message is for people. `kubectl describe` shows the reason and the message. When the reason"
         " changes, the controller also writes an Event with the new reason. If the reason reports a problem and only the message"
         " changes, the controller writes another Event with the same reason. The controller reconciles an object immediately after"
         " a change of the object."

@@ -14,27 +14,27 @@ ADVICE = MappingProxyType(
         "admission_denied": ("An admission policy or webhook of the cluster rejected the object.", "Yes, with a new operationID, after you have changed the policy or the request."),
         "already_exists": ("An object with the requested name exists, and another request created this object.", "Yes, with another name. If the request has an operationID, use a new operationID, too."),
         "already_finished": ("The invocation has finished, so it cannot be cancelled.", "No. Get the result of the invocation."),
-        "being_deleted": ("The object is being deleted.", "Yes, send the same request after the object is deleted."),
-        "conflict": ("The request conflicts with the state of an object, and no other code describes the conflict.", "`error.message` says what to do."),
+        "being_deleted": ("The object of the request, or a storage that the request mounts, is being deleted.", "If the request creates a storage: yes, send the same request after the old storage is deleted. In all other cases: no. Use another object."),
+        "conflict": ("The operation failed with a code that only a newer version of the platform knows.", "`error.message` says what to do."),
         "duplicate_request_id": ("Two functions have the same serverlessRequestID.", "Yes, send the same request after you have deleted one of the functions."),
         "forbidden": ("The token does not have the scope that the route needs.", "No. Use a token with this scope."),
         "gone": ("The operation with this operationID created an object, and the object was deleted afterwards.", "Yes, with a new operationID."),
         "internal": ("An unexpected error occurred in the platform. The log lines whose field `http_request_id` is equal to `error.requestID` contain the details.", "Yes, send the same request."),
         "lifetime_ended": ("The platform has begun to stop the unit, because the lifetime of the unit is over.", "Yes, send the same request after you have started the unit again."),
         "invalid": ("The request has errors. `error.details` has one entry for each wrong field.", "No. Correct the fields first."),
-        "invocation_reused": ("Another request has already used the invocationID.", "Yes, with a new invocationID."),
+        "invocation_reused": ("Another request with different content has already used the invocationID.", "Yes, with a new invocationID."),
         "method_not_allowed": ("The path does not support the method. The header `Allow` lists the supported methods.", "No. Use a supported method."),
         "no_stock": ("No Ready stock unit of the requested flavor is available.", "Yes, send the same request after stock is available."),
         "not_found": ("The object, the function or the path does not exist.", "No. Correct the name or the path first."),
         "not_redrivable": ("The dead letter cannot be redriven, for example because it cannot be decoded. `error.message` contains the reason.", "No. Delete the dead letter."),
-        "operation_reused": ("Another request has already used the operationID.", "Yes, with a new operationID."),
+        "operation_reused": ("Another request with different content has already used the operationID.", "Yes, with a new operationID."),
         "overloaded": ("The caller exceeded its rate limit, the function has too many waiting invocations, or the stream INVOKE is full.", "Yes, send the same request again. First wait for the number of seconds in the header `Retry-After`."),
         "quota_exceeded": ("A ResourceQuota of the namespace rejected the object.", "Yes, with a new operationID, after the quota allows the object."),
         "storage_in_use": ("The storage is attached to a unit.", "Yes, send the same request after the storage is detached."),
         "sync_timeout": ("The result of a synchronous invocation did not arrive within the maximum wait time. The invocation continues.", "No. Get the result with the invocationID."),
-        "too_large": ("The request body or the payload of the invocation is too large.", "No. Send a smaller body."),
+        "too_large": ("The request body or the payload of the invocation is too large.", "No. Send a smaller body or payload."),
         "unauthenticated": ("The request has no token, or the token is not valid.", "No. Use a valid token."),
-        "unavailable": ("Kubernetes, NATS or the result store did not answer, or the request took too long.", "Yes, send the same request again. First wait for the number of seconds in the header `Retry-After`."),
+        "unavailable": ("Kubernetes, NATS or the result store did not respond, or the API could not process the request within `limits.requestTimeoutSeconds`.", "Yes, send the same request again. First wait for the number of seconds in the header `Retry-After`."),
         "write_conflict": ("Another request changed the object at the same time.", "Yes, send the same request."),
     }
 )  # fmt: skip
@@ -47,8 +47,8 @@ NOT_IN_RESPONSES = frozenset({"fault", "rejected"})
 def errors_page() -> str:
     introduction = (
         "An error response of the HTTP API contains `error.code` for programs and `error.message` for people. The meaning of a"
-        " code never changes. If you get status 503, a timeout or a broken connection, the API may have executed the request."
-        " Repeat the request with the same operationID or invocationID. The API recognizes the repeated request by this ID."
+        " code never changes. If you get status 503, or if you get no response, the API may have executed the request. Repeat"
+        " the request with the same operationID or invocationID. The API recognizes the repeated request by this ID."
     )
     classes = table(("class", "meaning"), _failure_classes())
     return page(
@@ -56,8 +56,8 @@ def errors_page() -> str:
         introduction,
         f"## HTTP API\n\n{table(('status', 'code', 'cause', 'send the request again?'), _codes())}",
         "## Failure classes of invocations\n\nThe result of an invocation that did not succeed has a failure class in the field"
-        " `failure.class`. A dead letter has the failure class in the field `class`. The table below says after"
-        " which failures the platform retries the invocation. The platform stops the retries when the maximum number of attempts"
+        " `failure.class`. A dead letter has the failure class in the field `class`. The table below says for each"
+        " failure class whether the platform retries the invocation. The platform stops the retries when the maximum number of attempts"
         " (setting `serverless.sidecar.maxAttempts`) is reached. The result then has the failure class of the last attempt."
         f"\n\n{classes}",
     )

@@ -37,7 +37,7 @@ def labels_page() -> str:
     return page(
         "Labels, annotations and finalizers",
         "This page lists the labels, annotations and finalizers that the platform sets on Kubernetes objects, and the labels that"
-        " operators set. Each meaning starts with the objects that have the label, annotation or finalizer.",
+        " operators set. The first sentence of each meaning names the objects that have the label, annotation or finalizer.",
         f"## Labels\n\n{table(('label', 'meaning'), labels)}",
         f"## Annotations\n\n{table(('annotation', 'meaning'), annotations)}",
         f"## Finalizers\n\n{table(('finalizer', 'meaning'), _rows(Finalizer))}",

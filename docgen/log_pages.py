@@ -12,8 +12,8 @@ def logs_page() -> str:
     rows = [(code(_printed(name)), meaning) for name, meaning in fields.items()]
     introduction = (
         "Every process writes log lines to standard error, as JSON (`log.format: json`, the default) or as text. Every line has"
-        " the fields `time`, `level`, `logger` and `message`. The text of a message is constant, so you can search for it. The fields"
-        " of the table below contain the variable values. A field has the same meaning in every process. The logger `gpu_runtime.audit` writes"
+        " the fields `time`, `level`, `logger` and `message`. The text of a message is constant, so you can search for the"
+        " text. The fields in the table below contain the variable values. A field has the same meaning in every process. The logger `gpu_runtime.audit` writes"
         " one line for each HTTP request that can change an object. The logger `gpu_runtime.access` writes one line at level"
         " debug for each HTTP request that only reads."
     )

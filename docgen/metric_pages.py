@@ -19,8 +19,8 @@ from gpu_runtime.runtime_api.operations.operation_retention import OperationRete
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 CLIENT_GO_TEXT = (
-    "The controller manager and the activator expose all of these metrics. The runtime API has no controllers and no Lease, so"
-    " it exposes only `rest_client_*`, `reflector_*` and `gpu_runtime_informer_objects`. The names, labels and label values are"
+    "The controller manager and the activator expose all of these metrics. The runtime API has no controllers and no Lease. So"
+    " the runtime API exposes only `rest_client_*`, `reflector_*` and `gpu_runtime_informer_objects`. The names, labels and label values are"
     " the same as in client-go and controller-runtime, except for the metrics that start with `gpu_runtime_`."
 )
 LEADER_TEXT = (

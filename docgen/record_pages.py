@@ -36,11 +36,17 @@ EVENTS: tuple[tuple[str, RecordEvent], ...] = (
     ("A worker receives the invocation during the grace period", Started(DEADLINE, "worker")),
     ("A worker receives the invocation after the grace period", Started(AFTER_GRACE, "worker")),
     ("The caller cancels the invocation", CancelRequested(BEFORE)),
-    ("The function is deleted", Abandoned(BEFORE, Termination.FUNCTION_GONE)),
+    ("The function is deleted or disabled", Abandoned(BEFORE, Termination.FUNCTION_GONE)),
     ("The activator dead-letters the invocation", Abandoned(BEFORE, Termination.DEAD_LETTERED)),
-    ("A process expires the invocation before the deadline", DeadlinePassed(BEFORE, WORKER_GRACE)),
-    ("A process expires the invocation during the grace period", DeadlinePassed(DEADLINE, WORKER_GRACE)),
-    ("A process expires the invocation after the grace period", DeadlinePassed(AFTER_GRACE, WORKER_GRACE)),
+    ("A process tries to end the invocation as `expired` before the deadline", DeadlinePassed(BEFORE, WORKER_GRACE)),
+    (
+        "A process tries to end the invocation as `expired` during the grace period",
+        DeadlinePassed(DEADLINE, WORKER_GRACE),
+    ),
+    (
+        "A process tries to end the invocation as `expired` after the grace period",
+        DeadlinePassed(AFTER_GRACE, WORKER_GRACE),
+    ),
     ("The result store stores a result", ResultStored(BEFORE, ResultState.SUCCEEDED)),
 )
 
@@ -76,16 +82,16 @@ def record_page() -> str:
         f" deadline of the invocation. Its length depends on the process. For a worker, it is {WORKER_GRACE.total_seconds():g} s. For the"
         " reaper, it is `reaping.deadlineGraceSeconds`. For a runtime API that gets a query for the invocation, it is"
         f" {MIN_QUEUE_EXPIRY_GRACE_SECONDS:g} s or `nats.streams.invokeAckWaitSeconds`, whichever is longer. An activator that receives"
-        " the invocation from the stream INVOKE never expires the invocation while a worker runs it."
+        " the invocation from the stream INVOKE never ends the invocation as `expired` while a worker runs the invocation."
         f"\n\n{table(header, _change_rows())}",
         f"### Refusals\n\n{refusals}",
         "## Terminations\n\nA process that does not run an invocation can end the invocation. The process first writes one of these"
         f" terminations to the record: {', '.join(map(code, Termination))}. Then the table below decides whether the process publishes"
-        " the result. If the process stops first, or if the table does not allow the result yet, another process that finds the"
-        " termination publishes the result. The same table applies to this process. So several processes may publish the same"
-        " result. NATS or the result store ignores the duplicates."
+        " the result. If the process stops before it publishes the result, or if the table does not allow the result yet, another"
+        " process that finds the termination publishes the result. The same table applies to the other process. So several processes"
+        " may publish the same result. NATS or the result store ignores the duplicates."
         "\n\nThere is one exception: a worker that receives the message of an invocation with a termination publishes the result"
-        " immediately, because this worker holds the delivery."
+        " immediately. JetStream has delivered the message to this worker, so every earlier delivery to another worker has become invalid."
         f"\n\n{publish}",
         "## Missing and unreadable records\n\n" + table(("record", "reaction"), MISSING_AND_UNREADABLE),
     )
@@ -95,8 +101,8 @@ MISSING_AND_UNREADABLE = (
     (
         "The record is missing, because it expired or an operator deleted it.",
         (
-            "A process that has the message of the invocation creates the record again. The result store stores the result and"
-            " creates no record. The API returns the stored result, or status 404 if no result is stored."
+            "A process that has the message of the invocation creates the record again, except the result store. The result store"
+            " stores the result and creates no record. The API returns the stored result, or status 404 if no result is stored."
         ),
     ),
     (

@@ -19,15 +19,15 @@ def settings_page() -> str:
     introduction = (
         "Every process reads one YAML file: `gpu-runtime <process> --config FILE`. If the file has an unknown key, a value of the"
         " wrong type or a value out of bounds, the process prints the key and the reason, and exits with status 2. If two"
-        " times do not fit together ([rules](timers.md#rules)), the process prints both keys and exits with status 2. The files in"
+        " times violate a [rule](timers.md#rules), the process prints both keys and exits with status 2. The files in"
         " `config/local` contain every key. The files of a deployment are `config/<process>/settings.yaml`. For the controller"
         " manager, the file is `config/manager/settings.yaml`. A change of the file takes effect when the process restarts."
     )
     nats = (
         "Every process that connects to NATS has a section `nats` with these keys. In the settings of the controller manager, the"
         " section is `serverless.nats`. The controller manager copies this section into the settings of the sidecars. Use the same"
-        " `prefix` and the same `streams` in every process, because runtime-api, activator and result-store apply their own values to"
-        " the streams when they start."
+        " `prefix` and the same `streams` in every process, because runtime-api, activator and result-store each apply the values of"
+        " their own settings to the streams when they start."
     )
     shared = f"## nats\n\n{nats}\n\n{table(HEADER, _rows(NatsSettings, 'nats.'))}"
     return page("Settings", introduction, *(_process(name, model) for name, model in PROCESSES.items()), shared)

@@ -41,7 +41,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("activator nats.streams.invokeAckWaitSeconds",),
         (
             "ack wait of DISPATCH",
-            "if a worker dies, JetStream redelivers its invocations after this time. The time also applies to the workers of a deleted function. Normally, the leading activator drains these workers before it retires them. If the leading activator has been connected to NATS for this time and has received no event from a worker, it retires this worker without a drain",
+            "if a worker dies, JetStream redelivers its invocations after this time. The time also applies to the workers of a deleted or disabled function. Normally, the leading activator drains these workers before it retires them. If the leading activator has been connected to NATS for this time and has received no event from such a worker, it retires this worker without a drain",
         ): ("activator nats.streams.dispatchAckWaitSeconds",),
         (
             "ack wait of RESULT",
@@ -52,7 +52,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ),
         (
             "worker liveness",
-            "if a worker sends no event for this time, the worker is unhealthy, and the leading activator replaces it",
+            "if a worker sends no event for this time, the worker is unhealthy, and the leading activator replaces the worker",
         ): ("activator scaling.workerLivenessTimeoutSeconds",),
         (
             "failed worker",
@@ -77,7 +77,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("activator reaping.deadlineGraceSeconds",),
         (
             "deleted function",
-            "time that the reaper waits after a function was deleted. Then the reaper ends the waiting invocations of the function as failed",
+            "time that the reaper waits after a function was deleted or disabled. Then the reaper ends the waiting invocations of the function as failed",
         ): ("activator reaping.deletedFunctionGraceSeconds",),
         (
             "unknown function",
@@ -120,7 +120,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("runtime-api gracefulShutdownTimeoutSeconds",),
         (
             "graceful shutdown",
-            "maximum time from SIGTERM to the end of the controller manager, the activator or the result store process. The controller manager sets 5 s for sidecars",
+            "maximum time from SIGTERM to the end of the controller manager, the activator or the result store process. For sidecars, the controller manager sets this timeout to 5 s",
         ): ("activator gracefulShutdownTimeoutSeconds",),
     }
 )
@@ -129,9 +129,9 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
 
 def timers_page() -> str:
     introduction = (
-        "The times of the first table are settings, except the idle timeout, which is a field of a GPUUnit. The module"
-        " `contract/timing.py` defines the times of the second table. The last column of the first table shows the value in"
-        " `config/default`, if this value differs from the default of the code."
+        "The times in the table *Settings* are settings of processes. Only the idle timeout is a field of a GPUUnit. The last column"
+        " of this table shows the value in `config/default`, if this value differs from the default of the code. The module"
+        " `contract/timing.py` defines the times in the table *Derived times*."
     )
     rules = (
         "If the settings of a process violate a rule, the process does not start. The process prints both keys with their values, and exits with"
@@ -153,7 +153,7 @@ def _settings() -> Iterator[tuple[str, ...]]:
         installed = _range([_installed(processes[0])[key] for key in keys])
         yield name, default, ", ".join(map(code, keys)), effect, installed if installed != default else ""
     idle = f"{Serverless().idle_timeout_seconds:g} s"
-    effect = "the leading activator removes a surplus worker that was idle for this time"
+    effect = "when a worker has been idle for this time and the function does not need the worker, the leading activator removes the worker"
     yield "idle timeout", idle, code("spec.serverless.idleTimeoutSeconds"), effect, ""
 
 
@@ -164,13 +164,13 @@ def _derived() -> Iterator[tuple[str, ...]]:
         "extension of the ack wait",
         _range([streams.dispatch_consumer("f").ack_extension_seconds]),
         "a third of the ack wait of DISPATCH",
-        "interval at which a sidecar extends the ack wait of the invocations that it runs. The activator extends the ack wait of INVOKE in the same way, and the result store extends the ack wait of RESULT",
+        "interval at which a sidecar extends the ack wait of the invocations that the worker runs. In the same way, the activator extends the ack wait of INVOKE, and the result store extends the ack wait of RESULT",
     )
     yield (
         "heartbeat timeout",
         _range([heartbeat_timeout(sidecar["heartbeatSeconds"])]),
         "three times the heartbeat interval in the last event of the worker",
-        "the activator considers a worker alive for this time after its last event, even if `scaling.failedWorkerGraceSeconds` or `scaling.workerLivenessTimeoutSeconds` is shorter",
+        "the activator considers a worker alive until this time has passed since the last event of the worker, even if `scaling.failedWorkerGraceSeconds` or `scaling.workerLivenessTimeoutSeconds` is shorter",
     )
     yield (
         "capacity TTL",
@@ -181,13 +181,13 @@ def _derived() -> Iterator[tuple[str, ...]]:
     yield (
         "termination grace period of a worker",
         _range([termination_grace(sidecar["drainTimeoutSeconds"])]),
-        "the drain timeout, plus 15 s for the exit of the containers",
+        "the drain timeout, plus 15 s for the exit of the containers. If `spec.template.terminationGracePeriodSeconds` is longer, it applies instead",
         "`terminationGracePeriodSeconds` of the worker pod",
     )
     yield (
         "events of a deleted worker",
         _range([DELETED_WORKER_TTL_SECONDS]),
-        "the termination grace period with the default drain timeout",
+        "the longest termination grace period that a worker can have: the maximum of the drain timeout (86,400 s), plus 15 s",
         "time for which the activator ignores events from the pod of a deleted unit",
     )
     yield (
@@ -200,13 +200,13 @@ def _derived() -> Iterator[tuple[str, ...]]:
         "takeover by another worker",
         _range([TAKEOVER_GRACE_SECONDS]),
         "a constant, which is also the default of `reaping.deadlineGraceSeconds`",
-        "if a worker receives a redelivery of an invocation that another worker runs, the receiving worker may end the invocation when this time has passed after the deadline",
+        "if a worker receives a redelivery of an invocation that another worker runs, the receiving worker may end the invocation only when this time has passed since the deadline",
     )
     yield (
         "expiry in the queue",
         _range([queue_expiry_grace(api["nats.streams.invokeAckWaitSeconds"]).total_seconds()]),
         "the ack wait of INVOKE, but at least 30 s",
-        "if an invocation is still unfinished when this time has passed after its deadline, a query for the invocation makes the runtime API end it as `expired`",
+        "if an invocation is still unfinished when this time has passed since its deadline, and the runtime API gets a query for the invocation, the runtime API ends the invocation as `expired`",
     )
     yield (
         "sync wait",

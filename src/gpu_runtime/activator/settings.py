@@ -28,8 +28,8 @@ class ActivatorNamespaceSettings(BaseSettings, frozen=True, kw_only=True):
 
 class RuntimeAPIClientSettings(BaseSettings, frozen=True, kw_only=True):
     url: Annotated[str, Meta(pattern="^https?://")] = "http://runtime-api.runtime-system:8080"
-    """Base URL of the runtime API. The activator sends requests to it to create workers from stock and to return
-    stock."""
+    """Base URL of the runtime API. The activator sends requests to the runtime API to create workers from stock and to
+    return stock."""
 
     token_file: str = ""
     """Path of a file with the bearer token for the runtime API. The token needs the scopes runtime and operator. The
@@ -48,30 +48,31 @@ class DispatchSettings(BaseSettings, frozen=True, kw_only=True):
 
     max_deliveries: Annotated[int, Meta(ge=1, le=10_000)] = 50
     """Maximum number of times that JetStream delivers an invocation to activators. If the last delivery also fails, the
-    activator dead-letters the invocation. If the deadline passes earlier, the invocation expires instead."""
+    activator dead-letters the invocation. If the deadline of the invocation passes before the last delivery, the
+    activator ends the invocation as expired instead."""
 
     unknown_function_grace_seconds: Annotated[float, Meta(ge=0, le=60)] = 2
     """Time in seconds that an invocation waits if the activator's cache does not contain its function. The runtime API
     may have received a new function earlier than the activator. After this time, the activator reads the function from
-    the Kubernetes API server. If the function does not exist, the invocation fails."""
+    the Kubernetes API server. If the function does not exist or is disabled, the invocation fails."""
 
 
 class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
-    """Interval in seconds at which the leader reads all backlogs and reconciles the functions that have a backlog. A
-    demand hint makes the leader reconcile the function immediately."""
+    """Interval in seconds at which the leader reads all backlogs and reconciles the functions that have a backlog. When
+    the leader receives a demand hint, it reconciles the function of the hint immediately."""
 
     max_concurrent_reconciles: Annotated[int, Meta(ge=1, le=256)] = 16
     """Maximum number of functions that the leader reconciles concurrently."""
 
     worker_liveness_timeout_seconds: PositiveSeconds = 600
     """Time in seconds without an event after which a worker is unhealthy. The leader then replaces the worker. The time
-    counts from the last event of the worker, or from the worker's creation if it has sent no event. The value must be
-    at least nats.streams.dispatchAckWaitSeconds."""
+    counts from the last event of the worker, or from the creation of the worker if the worker has sent no event. The
+    value must be at least nats.streams.dispatchAckWaitSeconds."""
 
     failed_worker_grace_seconds: PositiveSeconds = 60
-    """Time in seconds that replaces workerLivenessTimeoutSeconds if the unit of a worker is in phase Failed. Such a
-    worker is unhealthy after this time without an event. The value must be at least
+    """Time in seconds without an event after which a worker is unhealthy if its unit is in phase Failed. For such a
+    worker, this time replaces workerLivenessTimeoutSeconds. The value must be at least
     nats.streams.dispatchAckWaitSeconds."""
 
     drain_request_timeout_seconds: PositiveSeconds = 2
@@ -79,13 +80,13 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     the worker and repeats the request."""
 
     initial_backoff_seconds: PositiveSeconds = 5
-    """Time in seconds for which the activator creates no new worker for a function after one of its workers failed. The
-    time doubles with each failure, up to maxBackoffSeconds. When a new worker has sent its first event, the activator
-    resets the time."""
+    """Time in seconds for which the activator creates no new worker of a function, after a worker of the function has
+    failed. The time doubles with each failure, up to maxBackoffSeconds. When a new worker has sent its first event, the
+    activator resets the time."""
 
     max_backoff_seconds: PositiveSeconds = 300
-    """Maximum time in seconds for which the activator creates no new worker for a function after one of its workers
-    failed."""
+    """Maximum time in seconds for which the activator creates no new worker of a function, after a worker of the
+    function has failed."""
 
 
 class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
@@ -99,8 +100,8 @@ class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
     0.5 s after the deadline for the response of the framework."""
 
     deleted_function_grace_seconds: PositiveSeconds = 3
-    """Time in seconds that the reaper waits after a function was deleted. After this time, the reaper ends the waiting
-    invocations of the function as failed."""
+    """Time in seconds that the reaper waits after a function was deleted or disabled. After this time, the reaper ends
+    the waiting invocations of the function as failed."""
 
 
 class ActivatorSettings(ProcessSettings, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ class UnitMetrics:
         self._stock_namespace = stock_namespace
         self._units = Gauge(
             "gpu_runtime_units",
-            "Number of GPUUnits by role (stock or active), specName and phase. The phase of a claimed stock unit is"
-            " Claimed.",
+            "Number of GPUUnits by role (stock or active), specName and phase. For a claimed stock unit, the label"
+            " `phase` is `Claimed`.",
             ["role", "spec_name", "phase"],
             registry=registry,
         )

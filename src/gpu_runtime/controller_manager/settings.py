@@ -58,8 +58,9 @@ class ReconcileConcurrencySettings(BaseSettings, frozen=True, kw_only=True):
 
 class PodSettings(PodPolicySettings, frozen=True, kw_only=True):
     default_ephemeral_storage: ResourceQuantity | Literal[""] = "100Gi"
-    """Limit of the disk space of pods that have no spec.ephemeralStorage. Kubernetes evicts a pod that uses more. The
-    limit reserves nothing. If it is empty, these pods have no limit. A change of this setting restarts these pods."""
+    """Limit of the disk space of pods that have no spec.ephemeralStorage. Kubernetes evicts a pod that uses more disk
+    space than the limit. The limit reserves no disk space. If this setting is empty, these pods have no limit. A change
+    of this setting restarts these pods."""
 
 
 class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
@@ -78,11 +79,12 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
     memory_limit: ResourceQuantity = "384Mi"
     """Memory limit of the sidecar container. The sidecar keeps the bodies of all invocations in flight in memory. For
     each invocation in flight, plan a few times the size of the largest body. The field serverless.concurrency of a
-    function limits the number of invocations in flight. If the sidecar exceeds the limit, the kernel kills it."""
+    function limits the number of invocations in flight. If the sidecar exceeds the limit, the kernel kills the
+    sidecar."""
 
     drain_timeout_seconds: PositiveSeconds = DRAIN_TIMEOUT_SECONDS
-    """Time in seconds that a terminating worker waits for its invocations in flight. If an invocation takes longer,
-    JetStream redelivers the invocation to another worker."""
+    """Time in seconds that a terminating worker waits for its invocations in flight. If an invocation takes longer than
+    this time, JetStream redelivers the invocation to another worker."""
 
     heartbeat_seconds: HeartbeatSeconds = HEARTBEAT_SECONDS
     """Interval in seconds between two heartbeats of a worker. serverless.nats.streams.dispatchAckWaitSeconds must be at
@@ -111,9 +113,9 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
 
     credentials_secret: str = ""
     """Name of a Secret with NATS credentials. The Secret must exist in every namespace with workers. The controller
-    manager mounts it at /etc/gpu-runtime-nats, only into sidecar containers. File paths in serverless.nats can refer
-    to this directory. The name must not begin with unit-, because units can use such Secrets. If the name is empty, no
-    Secret is mounted."""
+    manager mounts the Secret at /etc/gpu-runtime-nats in the sidecar containers, but not in the users' containers. File
+    paths in serverless.nats can refer to this directory. The name must not begin with unit-, because units can use
+    Secrets whose names begin with unit-. If the name is empty, the controller manager mounts no Secret."""
 
     sidecar: SidecarContainerSettings = SidecarContainerSettings()
     """The sidecar container that runs next to the user's container in the pod of a worker."""
@@ -128,7 +130,8 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
 
 class LifetimeSettings(BaseSettings, frozen=True, kw_only=True):
     announcement_seconds: PositiveSeconds = 300
-    """Time in seconds before the end of a unit's lifetime at which the leader records an Event about the end."""
+    """How many seconds before the end of a unit's lifetime the leader records an Event. The reason of the Event is
+    StopsSoon or DeletesSoon."""
 
 
 class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -159,7 +162,7 @@ class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of workers. A worker is a unit that runs invocations of a function."""
 
     cluster_domain: Name = "cluster.local"
-    """DNS domain of the cluster. It is part of the access URLs in the status of units."""
+    """DNS domain of the cluster. This domain is part of the access URLs in the status of units."""
 
     resync_seconds: PositiveSeconds = 600
     """Interval in seconds at which the leader reconciles every GPUUnit, GPUStorage and StockPool, even if nothing

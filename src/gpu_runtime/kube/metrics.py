@@ -63,7 +63,7 @@ class KubeMetrics:
         self.recorded_events = counter(
             "gpu_runtime_kubernetes_events_total",
             "Number of Kubernetes Events by result: written, failed (the write failed) or dropped (the process"
-            " did not write the Event because of its rate limit)",
+            " did not write the Event, because a rate limit was reached)",
             ["result"],
         )
 

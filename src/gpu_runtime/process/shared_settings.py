@@ -49,8 +49,8 @@ class BindAddressSettings(BaseSettings, frozen=True, kw_only=True):
 
 class PodPolicySettings(BaseSettings, frozen=True, kw_only=True):
     require_non_root: bool = False
-    """Whether users' containers must run as a non-root user. If true, runAsUser 0 is invalid, and the kubelet does not
-    start images that run as root. The runtime API and the controller manager must have the same value."""
+    """Whether users' containers must run as a non-root user. If true, template.runAsUser must not be 0, and the kubelet
+    does not start images that run as root. The runtime API and the controller manager must have the same value."""
 
     max_termination_grace_period_seconds: Annotated[int, Meta(ge=1, le=86400)] = 3600
     """Maximum of template.terminationGracePeriodSeconds. The runtime API and the controller manager must have the same
@@ -81,8 +81,8 @@ class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
     work of the leader. So use false only if there is one replica."""
 
     lease_duration_seconds: PositiveSeconds = 15
-    """Time in seconds after which another replica may acquire a Lease that the leader does not renew. If the leader
-    dies, another replica becomes the leader after this time, plus at most 2.5 times retryPeriodSeconds. The value
+    """If the leader has not renewed the Lease for this time in seconds, another replica may acquire the Lease. If the
+    leader dies, another replica becomes the leader after this time plus at most 2.5 times retryPeriodSeconds. The value
     must be higher than renewDeadlineSeconds."""
 
     renew_deadline_seconds: PositiveSeconds = 10
@@ -108,8 +108,8 @@ class NatsTLSSettings(BaseSettings, frozen=True, kw_only=True):
     """Path of a PEM file with the private key of certFile. If the path is empty, certFile must also contain the key."""
 
     server_name: str = ""
-    """Name that the server certificate must contain. If it is empty, the certificate must contain the host of the
-    URL."""
+    """Name that the server certificate must contain. If this setting is empty, the certificate must contain the host of
+    the URL."""
 
 
 class StreamSettings(BaseSettings, frozen=True, kw_only=True):
@@ -117,8 +117,8 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     activator and result-store apply their own values to the streams when they start."""
 
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Number of NATS servers that store each message. Use 3 if the NATS cluster has three or more servers. The value
-    must not exceed the number of servers."""
+    """Number of NATS servers that store each message. Set this value to 3 if the NATS cluster has three or more
+    servers. The value must not exceed the number of servers."""
 
     storage: Literal["file", "memory"] = "file"
     """Where NATS stores the messages of the streams. With file, the messages survive a restart of the NATS server. With
@@ -126,7 +126,8 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
 
     max_messages_per_subject: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     """Maximum number of messages of one function in the INVOKE stream. The same limit applies to the DISPATCH stream.
-    When the INVOKE stream has reached the limit, the API rejects further invocations of the function with 429."""
+    When a function has reached the limit in the INVOKE stream, the API rejects further invocations of this function
+    with 429."""
 
     max_stream_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
     """Maximum size in bytes of each of the streams INVOKE, DISPATCH and RESULT, for all functions together. A full
@@ -154,17 +155,18 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     dispatch_ack_wait_seconds: PositiveSeconds = DISPATCH_ACK_WAIT_SECONDS
     """Ack wait of the DISPATCH stream, in seconds. If a worker dies, JetStream redelivers its invocations to another
     worker after this time. A live worker extends the ack wait while it runs an invocation. The value must be at least
-    three times the heartbeat interval of workers. The time also applies to the workers of a deleted function. Normally,
-    the leading activator drains these workers before it retires them. If the leading activator has been connected to
-    NATS for this time and has received no event from a worker, it retires this worker without a drain."""
+    three times the heartbeat interval of workers. The time also applies to the workers of a deleted or disabled
+    function. Normally, the leading activator drains these workers before it retires them. If the leading activator has
+    been connected to NATS for this time and has received no event from such a worker, it retires this worker without a
+    drain."""
 
     result_ack_wait_seconds: PositiveSeconds = RESULT_ACK_WAIT_SECONDS
     """Ack wait of the RESULT stream, in seconds. If the result store does not acknowledge a result within this time,
     JetStream redelivers the result."""
 
     consumer_inactive_threshold_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 86400
-    """Time in seconds after which NATS deletes the JetStream consumer of a function if no worker pulls from it. Waiting
-    invocations stay in the stream."""
+    """If no worker pulls from the JetStream consumer of a function for this time in seconds, NATS deletes the consumer.
+    Waiting invocations stay in the stream."""
 
 
 class NatsSettings(BaseSettings, frozen=True, kw_only=True):
@@ -177,8 +179,9 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
     available."""
 
     credentials_file: str = ""
-    """Path of a .creds file with the JWT and the seed of a NATS user. The process reads credentialsFile, passwordFile
-    and tokenFile again for every connection, so the credentials can be rotated."""
+    """Path of a .creds file with the JWT and the seed of a NATS user. Set at most one of credentialsFile, user and
+    tokenFile. The process reads credentialsFile, passwordFile and tokenFile again for every connection, so you can
+    rotate the credentials."""
 
     user: str = ""
     """Name of a NATS user. The process logs in as this user with the password in passwordFile."""

@@ -14,10 +14,10 @@ MIB = 1024**2
 
 class DatabaseSettings(BaseSettings, frozen=True, kw_only=True):
     path: Annotated[str, Meta(min_length=1)] = "/var/lib/gpu-runtime/results.db"
-    """Path of the database file. It must be on a local file system, for example on a mounted block volume, not on a
-    network file system. The directory of the file must exist. If the file does not exist, the result store creates it.
-    The directory also contains a write-ahead log of up to 64 MiB. An installation must have only one database file,
-    because each of two files would contain only a part of the results."""
+    """Path of the database file. The file must be on a local file system, for example on a mounted block volume, and
+    not on a network file system. The directory of the file must exist. If the file does not exist, the result store
+    creates the file. The directory also contains a write-ahead log of up to 64 MiB. An installation must have only one
+    database file, because each of two files would contain only a part of the results."""
 
 
 class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):

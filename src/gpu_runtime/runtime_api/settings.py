@@ -27,8 +27,9 @@ class APINamespaceSettings(BaseSettings, frozen=True, kw_only=True):
     """Namespace of the stock units. The API seeds and claims stock units in this namespace."""
 
     units: NonEmptyNames = (INSTANCE_NAMESPACE,)
-    """Namespaces in which callers can create units and storages. If a request names no namespace, the API uses the
-    first namespace of this list. The API rejects a request that names a namespace outside this list."""
+    """Namespaces in which callers can create units and storages. The list must not contain namespaces.stock. If a
+    request names no namespace, the API uses the first namespace of this list. The API rejects a request that names a
+    namespace outside this list."""
 
     pools: NonEmptyNames = ("default",)
     """Namespaces in which callers can create stock pools. If a request names no namespace, the API uses the first
@@ -42,16 +43,16 @@ class APINamespaceSettings(BaseSettings, frozen=True, kw_only=True):
 class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     retention_seconds: Annotated[float, Meta(ge=600, le=30 * 86400)] = 86400
     """Time in seconds for which a finished operation is retained. During this time, a request with the same operationID
-    is a replay of the operation. After this time, the API evicts the operation, and a new request can use the
-    operationID. The API also evicts an operation that waits for stock, if its last attempt started longer ago than this
-    time."""
+    and the same content is a replay of the operation. After this time, the API evicts the operation, and a new request
+    can use the operationID. The API also evicts an operation that waits for stock, when this time has passed since the
+    start of its last attempt."""
 
     max_retained: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
-    """Maximum number of retained operations. If there are more operations, the API evicts the oldest finished
-    operations before the end of retentionSeconds. If this is not enough, the API evicts the oldest operations that wait
-    for stock. The API evicts no finished operation within 10 minutes after its end, and no waiting operation within 10
-    minutes after the start of its last attempt. The API also evicts no operation before recovery has cleaned up its
-    claims, attachments and objects."""
+    """Maximum number of retained operations. If there are more operations than this maximum, the API evicts the oldest
+    finished operations before the end of retentionSeconds. If there are still too many operations, the API evicts the
+    oldest operations that wait for stock. The API evicts a finished operation at the earliest 10 minutes after its end.
+    The API evicts a waiting operation at the earliest 10 minutes after the start of its last attempt. Before the API
+    evicts an operation, recovery must have cleaned up the claims, attachments and objects of the operation."""
 
     recovery_interval_seconds: PositiveSeconds = 2
     """Interval in seconds at which each replica looks for stalled operations, stale claims and orphaned objects."""
@@ -64,8 +65,7 @@ class OperationSettings(BaseSettings, frozen=True, kw_only=True):
 class InvocationSettings(BaseSettings, frozen=True, kw_only=True):
     default_timeout_seconds: PositiveSeconds = 300
     """Timeout in seconds of an invocation whose request has no timeout. The timeout counts from the acceptance of the
-    invocation. If nats.streams.recordRetentionSeconds is shorter than this setting, the timeout is
-    nats.streams.recordRetentionSeconds."""
+    invocation. The timeout is at most nats.streams.recordRetentionSeconds."""
 
     max_sync_wait_seconds: PositiveSeconds = 25
     """Maximum time in seconds that the API waits for the result of a synchronous invocation. After this time, the API
@@ -108,21 +108,21 @@ class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):
 
 class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
     max_request_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 768 * 1024
-    """Maximum size of a request body in bytes. The API rejects a larger body with 413. The largest payload
-    of an invocation has 512 KiB. Encoded as base64, it has 683 KiB, which is less than the default."""
+    """Maximum size of a request body in bytes. The API rejects a larger body with 413. The default is large enough for
+    every invocation: the largest payload has 512 KiB, which are 683 KiB in base64."""
 
     requests_per_second: Annotated[float, Meta(ge=0)] = 50
     """Average number of requests per second that each caller may send to each replica. The API rejects further requests
     with 429. 0 means no limit."""
 
     burst: Annotated[int, Meta(ge=1)] = 200
-    """Maximum number of requests that a caller may send in one burst after a time without requests. A burst may exceed
-    requestsPerSecond."""
+    """Maximum number of requests that a caller may send to one replica in a burst, after a time without requests.
+    During a burst, the rate may exceed requestsPerSecond."""
 
     request_timeout_seconds: PositiveSeconds = 30
-    """Maximum time in seconds to process a request of a caller. After this time, the API returns 503. To process the
-    request, the API sends requests to Kubernetes. The timeout of each attempt of such a request is a tenth of this time
-    or kubernetes.requestTimeoutSeconds, whichever is shorter."""
+    """Maximum time in seconds to process a request of a caller. After this time, the API returns 503. While a caller
+    waits, the timeout of each attempt of a request to Kubernetes is a tenth of this time or
+    kubernetes.requestTimeoutSeconds, whichever is shorter."""
 
     shutdown_delay_seconds: PositiveSeconds = 5
     """Time in seconds for which the API still accepts requests after SIGTERM. During this time, the readiness check

@@ -38,8 +38,8 @@ class Access(KubeStruct, frozen=True, kw_only=True):
     """How clients reach the unit."""
 
     primary_port: PortName = ""
-    """The name of a port in template.ports. status.accessURL contains the number of this port. Defaults to the first
-    port."""
+    """The name of a TCP port in template.ports. status.accessURL contains the number of this port. Defaults to the
+    first port."""
 
     scheme: Annotated[str, openapi(enum=list(ACCESS_SCHEMES))] = "http"
     """The scheme of status.accessURL: http or https. Defaults to http."""
@@ -53,7 +53,7 @@ class StorageMount(KubeStruct, frozen=True, kw_only=True):
 
     mount_path: MountPath
     """The absolute path of the mount in the container. Two mount paths of a unit must not be equal, and one must not be
-    inside the other."""
+    inside the other. This rule also applies to the mount paths of Secrets."""
 
     read_only: bool = False
     """Whether the container can only read the storage. Defaults to false."""
@@ -120,7 +120,7 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
     """How the worker sidecar calls the user's framework."""
 
     worker_of: Annotated[str, openapi(maxLength=MAX_NAME_LENGTH)] = ""
-    """If the activator created this unit as a worker: the name of the function's own unit. Both units are in the same
+    """The name of the function's own unit, if the activator created this unit as a worker. Both units are in the same
     namespace. The activator sets this field when it creates a worker from the spec of the function's own unit. In the
     function's own unit, this field is empty. The function's own unit also runs invocations while it is running."""
 
@@ -158,7 +158,7 @@ class GPUUnitSpec(Reservation, frozen=True, kw_only=True):
     )
 
     spec_name: SpecName
-    """The flavor of the unit, for example g1.1. A request that creates a unit consumes a stock unit of the same
+    """The flavor of the unit, for example g1.1. An API request that creates a unit consumes a stock unit of the same
     flavor."""
 
     image: Image = ""
@@ -185,19 +185,21 @@ class GPUUnitSpec(Reservation, frozen=True, kw_only=True):
     load."""
 
     max_duration_seconds: LifetimeSeconds | None = None
-    """The time in seconds after which the platform stops the unit. It counts from the first time that the unit is Ready
-    after a start. Only for units that are not functions or workers."""
+    """The time in seconds after which the platform stops the unit. The time counts from status.firstReadyTime.
+    Functions, workers and stock units must not have this field."""
 
     stop_unless_extended_seconds: LifetimeSeconds | None = None
-    """The time in seconds after which the platform stops the unit, unless it is extended. It counts from the creation
-    and from each start. Only for units that are not functions or workers."""
+    """The time in seconds after which the platform stops the unit. The time counts from status.startTime. If
+    extendedUntil is later, the platform stops the unit at extendedUntil instead. Functions, workers and stock units
+    must not have this field."""
 
     extended_until: Timestamp | None = None
-    """The time until which stopUnlessExtendedSeconds does not stop the unit. The extend request of the API sets it."""
+    """The time until which stopUnlessExtendedSeconds does not stop the unit. The extend request of the API sets this
+    field."""
 
     delete_after_seconds: LifetimeSeconds | None = None
-    """The time in seconds after which the platform deletes the unit. It counts from the creation. The storages of the
-    unit stay. Only for units that are not functions or workers."""
+    """The time in seconds after which the platform deletes the unit. The time counts from the creation of the unit. The
+    storages of the unit stay. Functions, workers and stock units must not have this field."""
 
     running: bool = True
     """Whether the unit runs a pod. If false, the platform stops the pod. The GPUUnit, its Service and its attached
@@ -244,16 +246,18 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
     """The URL of the unit inside the cluster. Only an active unit with ports has a URL."""
 
     start_time: Timestamp | None = None
-    """The start of the current run: the creation of the unit, or the time when it was started again."""
+    """The start of the current run: the time of the creation of the unit, or the time of its last start."""
 
     first_ready_time: Timestamp | None = None
     """The first time that the unit was Ready in the current run."""
 
     stops_at: Timestamp | None = None
-    """The time at which the platform stops the unit, if it has maxDurationSeconds or stopUnlessExtendedSeconds."""
+    """The time at which the platform stops the unit because of maxDurationSeconds or stopUnlessExtendedSeconds. The
+    field is absent if the unit is stopped or has neither of these two fields. With only maxDurationSeconds, the field
+    is absent until the unit is Ready for the first time."""
 
     deletes_at: Timestamp | None = None
-    """The time at which the platform deletes the unit, if it has deleteAfterSeconds."""
+    """The time at which the platform deletes the unit, if the unit has deleteAfterSeconds."""
 
     conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""

@@ -62,7 +62,7 @@ class OperationTarget(KubeStruct, frozen=True, kw_only=True):
     """The namespace of the object."""
 
     name: Annotated[str, openapi(maxLength=63)] = ""
-    """The name of the object. It is empty for SeedStock, because SeedStock creates many objects."""
+    """The name of the object. The field is empty for SeedStock, because SeedStock creates many objects."""
 
 
 class SourceStock(Reservation, frozen=True, kw_only=True):

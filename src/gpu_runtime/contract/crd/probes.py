@@ -19,21 +19,24 @@ class HTTPGetCheck(KubeStruct, frozen=True, kw_only=True):
     """An HTTP request. The check succeeds if the status of the response is 200 to 399."""
 
     port: PortName = ""
-    """The name of a TCP port in template.ports. Defaults to the primary port."""
+    """The name of a TCP port in template.ports. Defaults to the primary port. Required if the unit has no primary port,
+    or if the primary port is not a TCP port."""
 
     path: HttpPath = "/"
     """The path of the request. Defaults to /."""
 
     scheme: Annotated[str, openapi(enum=list(HTTP_SCHEMES))] = "HTTP"
-    """HTTP or HTTPS. With HTTPS, the certificate is not verified. Defaults to HTTP."""
+    """The scheme of the request: HTTP or HTTPS. With HTTPS, Kubernetes does not verify the certificate. Defaults to
+    HTTP."""
 
 
 class TCPSocketCheck(KubeStruct, frozen=True, kw_only=True):
     """A TCP connection. The check succeeds if the program accepts it."""
 
     port: PortName = ""
-    """The name of a TCP port in template.ports. Defaults to the primary port. If the unit has no primary port, or if it
-    is not a TCP port, a probe of the primary port has no effect."""
+    """The name of a TCP port in template.ports. Defaults to the primary port. If this field is empty and the unit has
+    no primary port, the probe has no effect. The same applies if this field is empty and the primary port is not a TCP
+    port."""
 
 
 class ExecCheck(KubeStruct, frozen=True, kw_only=True):
@@ -82,19 +85,19 @@ class ReadinessProbe(Probe, frozen=True, kw_only=True):
     )
 
     disabled: bool = False
-    """Whether the unit has no readiness probe, also not the one that the API adds. Defaults to false."""
+    """If true, the unit has no readiness probe, and the API adds none. Defaults to false."""
 
 
 class Probes(KubeStruct, frozen=True, kw_only=True):
     """How Kubernetes checks the program in the container."""
 
     startup: Probe | None = None
-    """Runs until it succeeds once. The other probes start after that. If it fails, Kubernetes restarts the
-    container."""
+    """The startup probe runs until it succeeds once. Then the other probes start. If the startup probe fails,
+    Kubernetes restarts the container."""
 
     readiness: ReadinessProbe | None = None
-    """The unit is Ready only while this probe succeeds. A failure does not restart the container. To a unit that is not
-    a function, the API adds a probe of the primary port, unless this field is given."""
+    """The unit is Ready only while this probe succeeds. A failure does not restart the container. If neither this field
+    nor spec.serverless is given, the API adds a readiness probe that opens a TCP connection to the primary port."""
 
     liveness: Probe | None = None
     """If this probe fails, Kubernetes restarts the container."""

@@ -12,22 +12,22 @@ from gpu_runtime.kube.meta import KubeStruct
 
 class Reservation(KubeStruct, frozen=True, kw_only=True):
     memory: QuantityString = ""
-    """The memory of each pod, for example 16Gi. It is both the memory request and the memory limit. If it is empty, the
-    pod has no memory request and no memory limit."""
+    """The memory of each pod, for example 16Gi. It is both the memory request and the memory limit. If this field is
+    empty, the pod has no memory request and no memory limit."""
 
     gpu: Count = 0
     """The number of GPUs (nvidia.com/gpu) that each pod reserves. Defaults to 0."""
 
     cpu: QuantityString = ""
-    """The CPUs that each pod reserves, for example 4 or 500m. If it is empty, the pod has no CPU request."""
+    """The CPUs that each pod reserves, for example 4 or 500m. If this field is empty, the pod has no CPU request."""
 
     cpu_limit: QuantityString = ""
-    """The CPUs that each pod can use at most, for example 8. It needs cpu, and must not be less than cpu. If it is
-    empty, the pod can use all idle CPUs of its node."""
+    """The maximum number of CPUs that each pod can use, for example 8. If cpuLimit is given, cpu must also be given.
+    cpuLimit must not be less than cpu. If cpuLimit is empty, the pod can use all idle CPUs of its node."""
 
     ephemeral_storage: QuantityString = ""
-    """The disk space of each pod for logs and for files that are not in a storage, for example 20Gi. It is both the
-    request and the limit: Kubernetes evicts a pod that uses more. If it is empty, the setting
+    """The disk space of each pod for logs and for files that are not in a storage, for example 20Gi. The value is both
+    the request and the limit: Kubernetes evicts a pod that uses more disk space. If this field is empty, the setting
     pods.defaultEphemeralStorage applies."""
 
 

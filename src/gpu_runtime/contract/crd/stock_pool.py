@@ -30,7 +30,7 @@ class StockPoolSpec(Reservation, frozen=True, kw_only=True):
     """The flavor of the pool, for example g1.1."""
 
     image: Image = ""
-    """The container image of every replica. If it is empty, replicas run the image of the setting
+    """The container image of every replica. If this field is empty, replicas run the image of the setting
     images.placeholder."""
 
     replicas: Count
@@ -54,7 +54,7 @@ class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
     """Empty (replicas is 0), Progressing, Ready or Failed. The Ready condition contains the reason."""
 
     service_name: str | None = None
-    """The name of the Service of the pool. It is absent if the template has no ports."""
+    """The name of the Service of the pool. The field is absent if the template has no ports."""
 
     observed_generation: Annotated[int, openapi(format="int64")] = 0
     """The generation of the spec that this status describes."""

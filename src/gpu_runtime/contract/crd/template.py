@@ -56,7 +56,7 @@ class EnvVarSource(KubeStruct, frozen=True, kw_only=True):
     """Where the value of an environment variable comes from."""
 
     secret: SecretKey
-    """A key of a Secret."""
+    """The Secret and the key that contain the value."""
 
 
 class EnvVar(KubeStruct, frozen=True, kw_only=True):
@@ -70,18 +70,18 @@ class EnvVar(KubeStruct, frozen=True, kw_only=True):
     NAME."""
 
     value_from: EnvVarSource | None = None
-    """Where the value comes from, if it is not in value. A variable has either value or valueFrom."""
+    """The source of the value. A variable must not have both value and valueFrom."""
 
 
 class Port(KubeStruct, frozen=True, kw_only=True):
     """A port on which the container listens."""
 
     name: PortName
-    """The name of the port. It must be unique in the template. It consists of at most 15 lower-case letters, digits and
-    dashes, and contains at least one letter."""
+    """The name of the port. The name must be unique in the template. It consists of at most 15 lower-case letters,
+    digits and dashes, and contains at least one letter."""
 
     port: Annotated[int, openapi(format="int32", minimum=1, maximum=65535)]
-    """The port number. It is the same in the container and in the Service."""
+    """The port number. The container and the Service use the same number."""
 
     protocol: Annotated[str, openapi(enum=list(PORT_PROTOCOLS))] = "TCP"
     """The protocol of the port: TCP, UDP or SCTP. Defaults to TCP."""
@@ -94,7 +94,8 @@ class SecretMount(KubeStruct, frozen=True, kw_only=True):
     """The name of the Secret. It must begin with unit-."""
 
     mount_path: MountPath
-    """The absolute path of the mount in the container."""
+    """The absolute path of the mount in the container. Two mount paths of a pod must not be equal, and one must not be
+    inside the other. This rule also applies to the mount paths of storages."""
 
 
 class InitCommand(KubeStruct, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ class InitCommand(KubeStruct, frozen=True, kw_only=True):
     """The command. It replaces the entrypoint of the image."""
 
     args: ContainerArgs = ()
-    """The arguments of the command."""
+    """The arguments of the command. Without a command, they are the arguments of the entrypoint of the image."""
 
 
 class Template(KubeStruct, frozen=True, kw_only=True):
@@ -138,36 +139,39 @@ class Template(KubeStruct, frozen=True, kw_only=True):
     """The ports on which the container listens. The Service has the same ports."""
 
     working_dir: Annotated[str, openapi(pattern="^/", maxLength=512)] = ""
-    """The working directory of the container, as an absolute path. If it is empty, the image decides."""
+    """The working directory of the container, as an absolute path. If this field is empty, the working directory of the
+    image applies."""
 
     init: InitCommand | None = None
-    """A command that runs in the same image before the container starts. It has the environment, storages, GPUs and
-    limits of the container. If it fails, the container does not start, and the condition reports the failure."""
+    """A command that Kubernetes runs before the container starts, in the same image as the container. The command has
+    the environment variables, storages, GPUs and limits of the container. If the command fails, the container does not
+    start, and the Ready condition reports the failure."""
 
     shared_memory: QuantityString = ""
     """The size of /dev/shm, for example 8Gi. The files in /dev/shm count as memory of the container, so the size must
-    not be greater than memory. If it is empty, /dev/shm has the 64 MiB of the container runtime."""
+    not be greater than spec.memory. If this field is empty, /dev/shm has the default size of the container runtime, 64
+    MiB."""
 
     run_as_user: UserID | None = None
-    """The user ID of the container's processes. If it is absent, the image decides."""
+    """The user ID of the container's processes. If this field is absent, the image decides the user ID."""
 
     run_as_group: UserID | None = None
-    """The group ID of the container's processes. If it is absent, the image decides."""
+    """The group ID of the container's processes. If this field is absent, the image decides the group ID."""
 
     fs_group: UserID | None = None
-    """The group ID of the files in storages. Kubernetes changes the group of the files when the storage is mounted, if
-    the root of the storage has another group."""
+    """The group ID of the files in storages. When Kubernetes mounts a storage whose root directory has another group,
+    Kubernetes changes the group of all files in the storage."""
 
     termination_grace_period_seconds: (
         Annotated[int, openapi(format="int64", minimum=1, maximum=MAX_TERMINATION_GRACE_SECONDS)] | None
     ) = None
-    """The time in seconds between SIGTERM and SIGKILL when the pod stops. Defaults to 30. The setting
-    pods.maxTerminationGracePeriodSeconds limits it. A worker gets at least the time that its invocations in flight
-    need."""
+    """The time in seconds between SIGTERM and SIGKILL when the pod stops. Defaults to 30 for units and to 2 for stock
+    pools. The setting pods.maxTerminationGracePeriodSeconds is the maximum. The pod of a worker gets at least
+    serverless.sidecar.drainTimeoutSeconds plus 15 seconds, even if this field is lower."""
 
     image_pull_policy: Annotated[str, openapi(enum=list(IMAGE_PULL_POLICIES))] = ""
-    """When the node pulls the image: Always, IfNotPresent or Never. Defaults to Always if imagePullSecrets is given, so
-    that every pod proves that it may use the image. Otherwise it defaults to IfNotPresent."""
+    """When the node pulls the image: Always, IfNotPresent or Never. If imagePullSecrets is given, the default is
+    Always, so that the registry checks the credentials for every pod. Otherwise, the default is IfNotPresent."""
 
     image_pull_secrets: Annotated[tuple[SecretName, ...], openapi(maxItems=8)] = ()
     """The names of the Secrets with the credentials of image registries. Each name must begin with unit-."""

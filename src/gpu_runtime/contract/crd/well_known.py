@@ -76,41 +76,42 @@ class Label:
 
 class Annotation:
     OPERATION_ID = f"{GROUP}/operation-id"
-    """On GPUUnits and StockPools. The value is the operationID of the request that created the object."""
+    """On GPUUnits and StockPools that an operation created. The value is the operationID of this operation."""
 
     OPERATION_UID = f"{GROUP}/operation-uid"
-    """On GPUUnits and StockPools. The value is the UID of the Operation that created the object. After this Operation
+    """On GPUUnits and StockPools that an operation created. The value is the UID of the Operation. After this Operation
     is evicted, a new Operation may have the same operationID, but the new Operation has another UID."""
 
     OPERATION_ATTEMPT = f"{GROUP}/operation-attempt"
-    """On active units. The value is the number of the handoff attempt that created the unit."""
+    """On active units that a handoff created. The value is the number of the handoff attempt that created the unit."""
 
     REQUEST_HASH = f"{GROUP}/request-hash"
-    """On GPUUnits, StockPools and GPUStorages. The value is the hash of the request that created the object."""
+    """On GPUUnits, StockPools and GPUStorages that an API request created. The value is the hash of this request."""
 
     STORAGE_UID = f"{GROUP}/storage-uid"
     """On PersistentVolumeClaims. The value is the UID of the GPUStorage that owns the data. A PVC has no owner
-    reference, because with an owner reference garbage collection could delete the data."""
+    reference. With an owner reference, garbage collection could delete the data."""
 
     CLAIMED_BY = f"{GROUP}/claimed-by"
     """On stock units. The value is the operationID of the handoff that has claimed the stock unit."""
 
     SOURCE_STOCK_NAME = f"{GROUP}/source-stock-name"
-    """On active units. The value is the name of the stock unit that the handoff consumed."""
+    """On active units that a handoff created. The value is the name of the stock unit that the handoff consumed."""
 
     SOURCE_STOCK_NAMESPACE = f"{GROUP}/source-stock-namespace"
-    """On active units. The value is the namespace of the stock unit that the handoff consumed."""
+    """On active units that a handoff created. The value is the namespace of the stock unit that the handoff
+    consumed."""
 
     SOURCE_STOCK_UID = f"{GROUP}/source-stock-uid"
-    """On active units. The value is the UID of the stock unit that the handoff consumed."""
+    """On active units that a handoff created. The value is the UID of the stock unit that the handoff consumed."""
 
     SOURCE_STOCK_NODE = f"{GROUP}/source-stock-node"
-    """On active units. The value is the node on which the pod of the consumed stock unit ran. The unit's pod prefers
-    this node."""
+    """On active units that a handoff created. The value is the name of the node on which the pod of the consumed stock
+    unit ran. The unit's pod prefers this node."""
 
     ENDED_RUN = f"{GROUP}/ended-run"
-    """On active units. The controller manager sets this annotation when it stops a unit whose lifetime is over. The
-    value is status.startTime of the run that it ended. If the unit is started again, a new run begins."""
+    """On active units. When the lifetime of a unit is over, the controller manager stops the unit and sets this
+    annotation. The value is status.startTime of the run that ended. If the unit is started again, a new run begins."""
 
     RETIRING = f"{GROUP}/retiring"
     """On workers. The leading activator sets this annotation when it has decided to delete the worker. If another

@@ -5,12 +5,12 @@ from enum import StrEnum
 
 class FailureClass(StrEnum):
     FUNCTION_ERROR = "function_error"
-    """The function returned an error. The platform does not retry the invocation, because a retry would repeat side
-    effects."""
+    """The function returned an error, or the response of the framework was malformed. The platform does not retry the
+    invocation, because a retry would repeat side effects."""
 
     FUNCTION_CRASHED = "function_crashed"
-    """The framework accepted the call and closed the connection without a response. The platform retries the
-    invocation, so the function may run more than once."""
+    """The framework accepted the call and closed the connection before the end of its response. The platform retries
+    the invocation, so the function may run more than once."""
 
     FUNCTION_UNREACHABLE = "function_unreachable"
     """The framework did not accept the call, or the function requested a retry. The platform retries the invocation."""

@@ -50,8 +50,8 @@ HOLDS_DELIVERY = timedelta.min
 
 class RecordState(StrEnum):
     QUEUED = "queued"
-    """The API accepted the invocation. If a worker has free capacity, the record stays in this state after the
-    activator has dispatched the invocation, until a worker starts it."""
+    """The API accepted the invocation. If a worker has free capacity, the dispatch does not change the state. Then the
+    record stays in this state until a worker starts the invocation."""
     DISPATCHED = "dispatched"
     """The invocation waits for a worker."""
     RUNNING = "running"
@@ -154,7 +154,8 @@ class Refusal(Enum):
     TERMINATING = auto()
     """The record already has a termination."""
     RUNNING = auto()
-    """A worker runs the invocation. Other processes can only cancel it, or expire it after the grace period."""
+    """A worker runs the invocation. Another process can cancel the invocation at any time, but can end it as `expired`
+    only after the grace period."""
     TOO_EARLY = auto()
     """The deadline has not passed."""
 

@@ -139,7 +139,7 @@ async def test_update_replaces_given_parts_completely(replica: UnitReplica, clus
     await replica.units.update("", "web", update(template={"ports": [HTTP]}, access={}, storageMounts=[]))
     spec = cluster.get("web")["spec"]
     assert spec["template"] == {"ports": [HTTP]}
-    assert spec["access"] == {"scheme": "http"}
+    assert "access" not in spec
     assert "storageMounts" not in spec
 
 
