@@ -57,6 +57,9 @@ STAND_IN_IMAGES = (
     Image("python:3.12-slim", ("python",)),
     Image("nginx:1.27", ("nginx", "-g", "daemon off;")),
     Image("busybox:1.36", ("sh",)),
+    # For tests of pull credentials. Its command differs, so it is another image: once the kubelet has pulled an image
+    # with credentials, it requires credentials for every name of this image.
+    Image("localcluster/private:1", ("sh", "-c", "echo private")),
 )
 PAUSE_IMAGE = Image("localcluster/pause:1", ("/pause",), "65535:65535")
 NATS_IMAGE = Image("nats:2.15", ("/nats-server", "--config", "/etc/nats/nats.conf"), CONTAINER_USER)

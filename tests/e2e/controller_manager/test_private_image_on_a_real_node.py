@@ -35,7 +35,7 @@ def private_image(deployed_platform: Node) -> Iterator[None]:
     (folder / "config.yaml").write_text(json.dumps(config))
     node.processes.start("registry", [binaries.resolve(["registry"])["registry"], "serve", folder / "config.yaml"])
     ctr = ("ctr", f"--address={CONTAINERD_SOCKET}", "--namespace=k8s.io", "images")
-    node.namespaces.run(node.processes, *ctr, "tag", "docker.io/library/busybox:1.36", IMAGE)
+    node.namespaces.run(node.processes, *ctr, "tag", "docker.io/localcluster/private:1", IMAGE)
 
     def is_pushed() -> bool:
         output = node.namespaces.run(node.processes, *ctr, "push", "--plain-http", f"--user={USER}:{PASSWORD}", IMAGE)
