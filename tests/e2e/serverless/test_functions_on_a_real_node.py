@@ -95,6 +95,7 @@ def test_worker_from_stock_is_returned_to_stock(doubling: DeployedFunction) -> N
     node.kubectl("delete", "gpuunit", *ready_stock(node), "--namespace=runtime-stock")
 
 
+@pytest.mark.timeout(KEPT_WORKER_SECONDS + 300)
 def test_worker_inherits_the_template_and_is_not_replaced(doubling: DeployedFunction) -> None:
     """The function runs as another user and has a TCP port. Its worker from stock must be equal to it."""
     node = doubling.node
