@@ -149,10 +149,9 @@ def main() -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     config = KubeConfig.from_file(options.kubeconfig)
     changes: queue.Queue[None] = queue.Queue()
-    for kind in (PersistentVolumeClaim, PersistentVolume):
-        threading.Thread(target=_watch, args=(config, kind, changes), daemon=True).start()
     with Client(config=config) as client:
         provisioner = HostPathProvisioner(client, options.volumes)
+        is_watching = False
         while True:
             try:
                 provisioner.reconcile()
@@ -160,7 +159,17 @@ def main() -> None:
                 log.warning("reconcile failed, retrying: %s", error)
                 threading.Event().wait(0.5)
                 changes.put(None)
+            else:
+                # Not earlier: msgspec crashes if two threads decode the same type for the first time.
+                if not is_watching:
+                    _start_watches(config, changes)
+                is_watching = True
             _wait_for_change(changes)
+
+
+def _start_watches(config: KubeConfig, changes: "queue.Queue[None]") -> None:
+    for kind in (PersistentVolumeClaim, PersistentVolume):
+        threading.Thread(target=_watch, args=(config, kind, changes), daemon=True).start()
 
 
 def _wait_for_change(changes: "queue.Queue[None]") -> None:
