@@ -31,6 +31,7 @@ from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.process.clock import Clock, format_timestamp
 
 _STATUS_FIELDS = tuple(each.encode_name for each in msgspec.structs.fields(OperationStatus))
+_STOCK_FIELDS = tuple(each.encode_name for each in msgspec.structs.fields(SourceStock))
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ def _evicted(operation: Operation) -> Unavailable:
 
 
 def _with_nulls(status: OperationStatus) -> dict[str, Any]:
-    """Return the status with null for every empty field, because a merge patch does not change omitted fields."""
+    """Return the status with null for every empty field, because a merge patch does not change omitted fields.
+
+    This includes the fields of the stock. Otherwise the next attempt would keep a field of the earlier stock unit.
+    """
     fields = msgspec.to_builtins(status)
+    if status.stock is not None:
+        fields["stock"] = {name: fields["stock"].get(name) for name in _STOCK_FIELDS}
     return {name: fields.get(name) for name in _STATUS_FIELDS}
