@@ -105,32 +105,32 @@ def bytes_errors(text: str, at: str) -> FieldErrors:
 
     For example, 16m (0.016 bytes) is a typo for 16M or 16Mi.
     """
-    try:
-        amount = Quantity(text).value
-    except ValueError:
-        yield FieldError(at, f"{text!r} is not a quantity; write for example 512Mi or 16Gi")
-        return
-    if amount <= 0:
-        yield FieldError(at, f"{text} is not greater than 0; write for example 512Mi or 16Gi")
-    elif amount.denominator != 1:
-        yield FieldError(at, f"{text} is not a whole number of bytes; write for example 512Mi or 16Gi")
-    elif amount >= 2**63:
+    errors = tuple(_amount_errors(text, at, "bytes", "write for example 512Mi or 16Gi"))
+    yield from errors
+    if not errors and Quantity(text).value >= 2**63:
         yield FieldError(at, f"{text} is more than Kubernetes supports; use less than 8Ei")
 
 
 def cpu_errors(text: str, at: str) -> FieldErrors:
     """Yield the errors of a number of CPUs. Kubernetes counts CPUs in thousandths."""
+    remedy = "write for example 4 or 500m"
+    errors = tuple(_amount_errors(text, at, "thousandths of a CPU", remedy, units_per_one=1000))
+    yield from errors
+    if not errors and Quantity(text).value > MAX_CPUS:
+        yield FieldError(at, f"{text} is more than {MAX_CPUS} CPUs; {remedy}")
+
+
+def _amount_errors(text: str, at: str, unit: str, remedy: str, *, units_per_one: int = 1) -> FieldErrors:
+    """Yield the errors of a quantity that must be a positive whole number of units."""
     try:
         amount = Quantity(text).value
     except ValueError:
-        yield FieldError(at, f"{text!r} is not a quantity; write for example 4 or 500m")
+        yield FieldError(at, f"{text!r} is not a quantity; {remedy}")
         return
     if amount <= 0:
-        yield FieldError(at, f"{text} is not greater than 0; write for example 4 or 500m")
-    elif (amount * 1000).denominator != 1:
-        yield FieldError(at, f"{text} is not a whole number of thousandths of a CPU; write for example 4 or 500m")
-    elif amount > MAX_CPUS:
-        yield FieldError(at, f"{text} is more than {MAX_CPUS} CPUs; write for example 4 or 500m")
+        yield FieldError(at, f"{text} is not greater than 0; {remedy}")
+    elif (amount * units_per_one).denominator != 1:
+        yield FieldError(at, f"{text} is not a whole number of {unit}; {remedy}")
 
 
 def count_errors(count: int, at: str, minimum: int = 0, maximum: int = MAX_COUNT) -> FieldErrors:

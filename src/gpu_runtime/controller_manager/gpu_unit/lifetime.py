@@ -20,7 +20,7 @@ from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeNotFound
-from gpu_runtime.kube.live_objects import find_live
+from gpu_runtime.kube.live_objects import find_live, patch_this
 from gpu_runtime.kube.meta import ObjectKey
 
 logger = logging.getLogger(__name__)
@@ -102,21 +102,16 @@ class UnitLifetimes:
 
     async def _write_end(self, unit: GPUUnit, end: UnitEnd) -> None:
         metadata, version = unit.metadata, unit.metadata.resource_version
+        fields = {"namespace": metadata.namespace, "object_name": metadata.name}
         if end.action is EndAction.DELETE:
             with suppress(KubeNotFound):
                 await self.client.delete(GPU_UNITS, metadata.key, uid=metadata.uid, resource_version=version)
-        else:
-            patch = {
-                "spec": {"running": False},
-                "metadata": {"annotations": {Annotation.ENDED_RUN: unit.status.start_time}},
-            }
-            written = await self.client.merge_patch(GPU_UNITS, metadata.key, patch, resource_version=version)
-            self.informers.units.record_write(written)
-        fields = {"namespace": metadata.namespace, "object_name": metadata.name}
-        if end.action is EndAction.DELETE:
             logger.info("unit deleted because its lifetime is over", extra=fields)
-        else:
-            logger.info("unit stopped because its lifetime is over", extra=fields)
+            return
+        annotations = {Annotation.ENDED_RUN: unit.status.start_time}
+        patch = {"spec": {"running": False}, "metadata": {"annotations": annotations}}
+        await patch_this(self.client, self.informers.units, unit, patch)
+        logger.info("unit stopped because its lifetime is over", extra=fields)
 
     def _end_of(self, unit: GPUUnit) -> UnitEnd | None:
         """Return the next end. Functions, workers and stock have none: their spec with a lifetime is invalid."""
