@@ -47,7 +47,7 @@ from gpu_runtime.contract.validation.mounts import is_within, mount_path_errors,
 from gpu_runtime.contract.validation.normalize import normalize_pool, normalize_storage, normalize_unit
 from gpu_runtime.contract.validation.specs import growth_errors, pool_errors, storage_errors, unit_errors
 from gpu_runtime.contract.validation.values import bytes_errors, name_errors
-from gpu_runtime.controller_manager.gpu_unit.children.container_probes import container_probes
+from gpu_runtime.controller_manager.workload.container_probes import container_probes
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.errors import error_from_response as kube_error
 from gpu_runtime.kube.meta import KubeObject, ObjectMeta, parse_timestamp

@@ -17,6 +17,7 @@ RuntimeFault
 │  ├─ AdmissionDenied     a policy or a webhook rejected the object: change the request or the policy
 │  ├─ AlreadyFinished     the invocation has a result and cannot change any more
 │  ├─ BeingDeleted        the object is being deleted: wait for the deletion, or choose another object
+│  ├─ StockClaimed        a handoff has claimed the stock unit: choose another one
 │  ├─ LifetimeEnded       the platform has begun to stop the unit, because its lifetime is over: start the unit again
 │  ├─ WriteConflict       other writers changed the object at every attempt: send the same request again
 │  ├─ DuplicateRequestID  two functions have the same requestID: change one of them
@@ -115,6 +116,10 @@ class BeingDeleted(Conflict):
 
 class LifetimeEnded(Conflict):
     code = "lifetime_ended"
+
+
+class StockClaimed(Conflict):
+    code = "stock_claimed"
 
 
 class WriteConflict(Conflict):

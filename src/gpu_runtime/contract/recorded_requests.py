@@ -12,22 +12,14 @@ from msgspec import field
 
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
 from gpu_runtime.contract.crd.operation import Operation, OperationType, SourceStock
-from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE, Probes
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import Reservation, reservation_fields
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.errors import Unavailable
+from gpu_runtime.contract.prepared_units import with_default_probe
+from gpu_runtime.contract.stock_grades import StockGrade
 from gpu_runtime.kube.meta import KubeStruct
-
-
-def with_default_probe(probes: Probes | None, serverless: Serverless | None) -> Probes | None:
-    """Add a readiness probe of the primary port, unless the caller gives or disables one.
-
-    The unit of a function gets no probe: its worker sidecar reports when the program can accept invocations.
-    """
-    if serverless is not None or (probes is not None and probes.readiness is not None):
-        return probes
-    return msgspec.structs.replace(probes or Probes(), readiness=DEFAULT_READINESS_PROBE)
 
 
 class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
@@ -38,6 +30,8 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
     namespace: str = ""
     spec_name: str
     stock_namespace: str = ""
+    grades: tuple[str, ...] = ()
+    """The grades of stock that the operation may use. Empty: all grades."""
     image: str
     template: Template = Template()
     access: Access | None = None
@@ -47,6 +41,11 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
     max_duration_seconds: int | None = None
     stop_unless_extended_seconds: int | None = None
     delete_after_seconds: int | None = None
+
+    @property
+    def allowed_grades(self) -> tuple[StockGrade, ...]:
+        """The grades that the operation may use, the warmest first."""
+        return tuple(grade for grade in StockGrade if not self.grades or grade.value in self.grades)
 
     @property
     def storage_names(self) -> list[str]:
@@ -94,6 +93,9 @@ class RecordedPoolRequest(Reservation, frozen=True, kw_only=True):
     image: str = ""
     replicas: int
     template: Template = Template()
+    adoptable: bool = False
+    access: Access | None = None
+    probes: Probes | None = None
 
     def pool_spec(self) -> StockPoolSpec:
         return StockPoolSpec(
@@ -102,6 +104,9 @@ class RecordedPoolRequest(Reservation, frozen=True, kw_only=True):
             image=self.image,
             replicas=self.replicas,
             template=self.template,
+            adoptable=self.adoptable,
+            access=self.access,
+            probes=self.probes,
         )
 
 

@@ -66,6 +66,17 @@ class ReadyReason(StrEnum):
     """The storage is being deleted. The message says what the finalizer waits for."""
 
 
+ADOPTABLE_CONDITION = "Adoptable"
+"""The type of the condition of a StockPool that says whether a handoff may take its pods."""
+
+
+class AdoptableReason(StrEnum):
+    ADOPTABLE = "Adoptable"
+    NOT_REQUESTED = "NotRequested"
+    PLACEHOLDER = "Placeholder"
+    """The pool has no image, or neither command nor args."""
+
+
 def ready_condition(is_ready: bool, reason: ReadyReason, message: str, generation: int) -> Condition:
     """Return a Ready condition without a transition time.
 

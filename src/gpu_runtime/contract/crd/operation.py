@@ -82,6 +82,18 @@ class SourceStock(Reservation, frozen=True, kw_only=True):
     node: Annotated[str, openapi(maxLength=253)] = ""
     """The name of the node on which the stock unit's pod ran."""
 
+    pool: Annotated[str, openapi(maxLength=63)] = ""
+    """The name of the pool, if the operation takes a prepared pod. Then namespace, name and uid are those of the pod.
+    Empty if the operation consumes a stock unit."""
+
+    missed: Annotated[str, openapi(maxLength=64)] = ""
+    """Why the operation takes no prepared pod, for example `image differs`."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the operation takes a prepared pod. Otherwise it consumes a stock unit."""
+        return bool(self.pool)
+
 
 class OperationSpec(KubeStruct, frozen=True, kw_only=True):
     """The request, and the stock unit of the first attempt. It is immutable."""

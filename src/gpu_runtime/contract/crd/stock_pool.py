@@ -1,11 +1,12 @@
 """The StockPool resource: a Deployment of warm pods of one flavor.
 
-This is the older operator API. A handoff does not consume these pods; it consumes stock units, which are GPUUnits.
+If a pool is adoptable, a handoff can take one of its pods: the stock of the grade "prepared".
 """
 
 from typing import Annotated, ClassVar
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.gpu_unit import Access
 from gpu_runtime.contract.crd.markers import (
     AGE_COLUMN,
     READY_REASON_COLUMN,
@@ -15,6 +16,7 @@ from gpu_runtime.contract.crd.markers import (
     immutable,
     openapi,
 )
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.template import Count, Image, SpecName, Template
 from gpu_runtime.contract.crd.well_known import GROUP, MAX_POOL_NAME_LENGTH, VERSION
@@ -39,6 +41,19 @@ class StockPoolSpec(Reservation, frozen=True, kw_only=True):
     template: Template = Template()
     """How the container runs the image. If both command and args are empty, the container runs a
     process that only sleeps."""
+
+    adoptable: bool = False
+    """Whether a create request may take a pod of the pool: the running pod becomes the pod of the new unit, and the
+    pool starts another pod. The request must have the specName, image, template, access and probes of the pool, and
+    the namespace of the pool. Pods of an adoptable pool have the priority of units, so units do not preempt them.
+    Defaults to false."""
+
+    access: Access | None = None
+    """How clients reach the units that the pods become. Only for adoptable pools."""
+
+    probes: Probes | None = None
+    """How Kubernetes checks the program. If readiness is omitted, the pods have the readiness probe that the API adds
+    to a unit. Only for adoptable pools."""
 
 
 class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
@@ -68,7 +83,7 @@ class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
 
 class StockPool(KubeObject, frozen=True, kw_only=True):
     """Warm pods of one flavor. The pods reserve GPUs and belong to the Deployment `pool-<name>`. If the template has
-    ports, the pool also has a Service. No handoff consumes the pods."""
+    ports, the pool also has a Service. If the pool is adoptable, a create request can take one of its pods."""
 
     spec: StockPoolSpec
     status: StockPoolStatus = StockPoolStatus()

@@ -14,6 +14,11 @@ INSTANCE_NAMESPACE = "runtime-instance"
 GPU_RESOURCE = "nvidia.com/gpu"
 """The name of the extended resource with which Kubernetes counts GPUs."""
 
+STOCK_PRIORITY_CLASS = "gpu-runtime-stock"
+ACTIVE_PRIORITY_CLASS = "gpu-runtime-active"
+HANDOFF_PRIORITY_CLASS = "gpu-runtime-handoff"
+"""The priority of active pods, without preemption."""
+
 DEFAULT_STORAGE_CLASS = "rook-ceph-block"
 
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -60,6 +65,13 @@ class Label:
     POOL_UID = f"{GROUP}/pool-uid"
     """On the pods of a StockPool. The value is the UID of the pool."""
 
+    PREPARED = f"{GROUP}/prepared"
+    """On the pods of adoptable StockPools, also after a handoff has taken them. The value is `true`."""
+
+    PREPARED_BY = f"{GROUP}/prepared-by"
+    """On the pods of adoptable StockPools, until they belong to a GPUUnit. The value is the name of the pool. The
+    NetworkPolicy of the pool selects this label, so it also protects a pod that a handoff has claimed."""
+
     ROLE = f"{GROUP}/role"
     """On the children and the pod of a GPUUnit. The value is the role of the unit, `stock` or `active`."""
 
@@ -93,7 +105,19 @@ class Annotation:
     reference. With an owner reference, garbage collection could delete the data."""
 
     CLAIMED_BY = f"{GROUP}/claimed-by"
-    """On stock units. The value is the operationID of the handoff that has claimed the stock unit."""
+    """On stock units and prepared pods. The value is the operationID of the handoff that has claimed them."""
+
+    PREPARED_FOR = f"{GROUP}/prepared-for"
+    """On the pods of adoptable StockPools. The value is a hash of the unit that the pods are prepared for. The runtime
+    API compares it with the request."""
+
+    POD_HASH = f"{GROUP}/pod-hash"
+    """On the pods of adoptable StockPools. The value is a hash of the pod spec. The controller manager compares it with
+    the pod spec of the unit."""
+
+    GIVEN_WAY_TO = f"{GROUP}/given-way-to"
+    """On the Deployments of adoptable StockPools. The value is the UIDs of the pods of units for which the pool has
+    deleted a pod, separated by commas."""
 
     SOURCE_STOCK_NAME = f"{GROUP}/source-stock-name"
     """On active units that a handoff created. The value is the name of the stock unit that the handoff consumed."""
@@ -104,6 +128,14 @@ class Annotation:
 
     SOURCE_STOCK_UID = f"{GROUP}/source-stock-uid"
     """On active units that a handoff created. The value is the UID of the stock unit that the handoff consumed."""
+
+    SOURCE_STOCK_POOL = f"{GROUP}/source-stock-pool"
+    """On active units that were created from a prepared pod. The value is the name of its StockPool. The other
+    annotations of the source stock name the pod."""
+
+    SOURCE_STOCK_MISSED = f"{GROUP}/source-stock-missed"
+    """On active units that were created from a stock unit. The value is the reason why the handoff took no prepared
+    pod, for example `image differs`."""
 
     SOURCE_STOCK_NODE = f"{GROUP}/source-stock-node"
     """On active units that a handoff created. The value is the name of the node on which the pod of the consumed stock

@@ -16,13 +16,12 @@ from gpu_runtime.kube.quantity import canonical_quantity
 
 def normalize_unit(spec: GPUUnitSpec) -> GPUUnitSpec:
     mounts = tuple(replace(mount, mount_path=normalize_path(mount.mount_path)) for mount in spec.storage_mounts)
-    access = spec.access and replace(spec.access, scheme=spec.access.scheme.lower())
     return replace(
         spec,
         image=spec.image.strip(),
         **normalize_reservation(spec),
         template=normalize_template(spec.template),
-        access=None if access == Access() else access,
+        access=normalize_access(spec.access),
         storage_mounts=mounts,
     )
 
@@ -33,6 +32,7 @@ def normalize_pool(spec: StockPoolSpec) -> StockPoolSpec:
         image=spec.image.strip(),
         **normalize_reservation(spec),
         template=normalize_template(spec.template),
+        access=normalize_access(spec.access),
     )
 
 
@@ -48,6 +48,11 @@ def normalize_reservation(reserved: Reservation) -> dict[str, Any]:
     """Return the fields of the reservation with their quantities in canonical form."""
     fields = {name: getattr(reserved, name) for name in RESERVATION_FIELDS}
     return {name: canonical_quantity(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def normalize_access(access: Access | None) -> Access | None:
+    normalized = access and replace(access, scheme=access.scheme.lower())
+    return None if normalized == Access() else normalized
 
 
 def normalize_template(template: Template) -> Template:

@@ -8,6 +8,7 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.well_known import UnitRole
+from gpu_runtime.contract.prepared_units import prepared_unit
 from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
 from gpu_runtime.contract.validation.lifetimes import lifetime_errors
@@ -38,6 +39,7 @@ def pool_errors(spec: StockPoolSpec, path: str = "", policy: PodPolicy = DEFAULT
         *template_errors(spec.template, child_path(path, "template"), policy),
         *shared_memory_errors(spec, spec.template, path),
         *mount_errors((), spec.template.secret_mounts, path),
+        *_adoption_errors(spec, path),
     )
 
 
@@ -70,6 +72,20 @@ def _active_unit_errors(spec: GPUUnitSpec, at: str, policy: PodPolicy) -> FieldE
     yield from lifetime_errors(spec, at)
     if spec.serverless:
         yield from serverless_errors(spec.serverless, spec, child_path(at, "serverless"))
+
+
+def _adoption_errors(spec: StockPoolSpec, at: str) -> FieldErrors:
+    """Yield the errors of the fields that only an adoptable pool has."""
+    given = {"access": spec.access is not None, "probes": spec.probes is not None}
+    if not spec.adoptable:
+        for name in (name for name, is_given in given.items() if is_given):
+            yield FieldError(child_path(at, name), "is only for adoptable pools; set adoptable, or remove this field")
+        return
+    unit = prepared_unit(spec)
+    if unit.access:
+        yield from access_errors(unit.access, unit.template.ports, child_path(at, "access"))
+    if unit.probes:
+        yield from probe_errors(unit.probes, unit, child_path(at, "probes"))
 
 
 def _stock_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:
