@@ -42,6 +42,7 @@ class Volume(KubeStruct, frozen=True, kw_only=True):
 
 class PodSpec(KubeStruct, frozen=True, kw_only=True):
     node_name: str = ""
+    priority_class_name: str = ""
     volumes: tuple[Volume, ...] = ()
 
 
@@ -49,6 +50,8 @@ class PodStatus(KubeStruct, frozen=True, kw_only=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    nominated_node_name: str = ""
+    """The node on which the scheduler preempts other pods for this pod."""
     conditions: tuple[Condition, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
@@ -58,6 +61,32 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
+    @property
+    def is_ready(self) -> bool:
+        return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
+
+    @property
+    def is_unschedulable(self) -> bool:
+        """Whether the scheduler found no node for the pod."""
+        return self.scheduling_failure is not None
+
+    @property
+    def scheduling_failure(self) -> str | None:
+        """Why the scheduler found no node for the pod, or None if it found one or has not tried yet."""
+        for each in self.status.conditions:
+            if each.type == "PodScheduled" and each.reason == "Unschedulable":
+                return each.message
+        return None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the pod has a node, and neither ends nor has ended."""
+        return bool(self.spec.node_name) and self.metadata.deletion_timestamp is None and not self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status.phase in ("Failed", "Succeeded")
+
 
 class DeploymentStatus(KubeStruct, frozen=True, kw_only=True):
     observed_generation: int = 0
@@ -66,6 +95,10 @@ class DeploymentStatus(KubeStruct, frozen=True, kw_only=True):
     ready_replicas: int = 0
     available_replicas: int = 0
     conditions: tuple[Condition, ...] = ()
+
+
+class Deployment(KubeObject, frozen=True, kw_only=True):
+    """Only the metadata is read."""
 
 
 class ReplicaSet(KubeObject, frozen=True, kw_only=True):
@@ -118,6 +151,7 @@ class StorageClass(KubeObject, frozen=True, kw_only=True):
 
 PODS = ApiResource("", "v1", "Pod", "pods", Pod)
 PVCS = ApiResource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", PersistentVolumeClaim)
+DEPLOYMENTS = ApiResource("apps", "v1", "Deployment", "deployments", Deployment)
 REPLICA_SETS = ApiResource("apps", "v1", "ReplicaSet", "replicasets", ReplicaSet)
 STORAGE_CLASSES = ApiResource("storage.k8s.io", "v1", "StorageClass", "storageclasses", StorageClass, namespaced=False)
 LEASES = ApiResource("coordination.k8s.io", "v1", "Lease", "leases", Lease)
