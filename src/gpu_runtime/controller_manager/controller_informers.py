@@ -12,6 +12,7 @@ from gpu_runtime.controller_manager.indexes import (
     PODS_BY_POOL_UID,
     PODS_BY_PVC,
     PODS_BY_UNIT_UID,
+    PODS_WAITING_FOR_GPUS,
     STORAGES_BY_CLASS,
     STORAGES_BY_UNIT,
     UNITS_BY_SOURCE_STOCK,
@@ -23,6 +24,7 @@ from gpu_runtime.controller_manager.indexes import (
     storage_classes,
     storage_index_keys,
     unit_uids,
+    waiting_for_gpus,
 )
 from gpu_runtime.controller_manager.unstructured import (
     RAW_DEPLOYMENTS,
@@ -93,5 +95,6 @@ def _add_indexes(informers: ControllerInformers) -> None:
     informers.pods.store.add_index(PODS_BY_UNIT_UID, unit_uids)
     informers.pods.store.add_index(PODS_BY_POOL_UID, pool_uids)
     informers.pods.store.add_index(PODS_BY_PVC, pvc_index_keys)
+    informers.pods.store.add_index(PODS_WAITING_FOR_GPUS, waiting_for_gpus)
     informers.storages.store.add_index(STORAGES_BY_UNIT, attached_unit_keys)
     informers.storages.store.add_index(STORAGES_BY_CLASS, storage_classes)

@@ -2,7 +2,12 @@
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.crd.well_known import (
+    GPU_RESOURCE,
+    HANDOFF_PRIORITY_CLASS,
+    Label,
+    UnitRole,
+)
 from gpu_runtime.controller_manager.source_stock_ref import source_stock
 from gpu_runtime.controller_manager.volume_refs import pod_pvc_keys, unit_storage_keys
 from gpu_runtime.kube.builtin_kinds import Pod
@@ -19,6 +24,9 @@ UNITS_BY_SOURCE_STOCK = "source-stock"
 
 UNITS_BY_STORAGE = "storage"
 """Units by the storages that they mount."""
+
+PODS_WAITING_FOR_GPUS = "waiting"
+"""Index with a single key, which selects the pods of active units that wait until a node has enough free GPUs."""
 
 PODS_BY_PVC = "pvc"
 """Pods by the PersistentVolumeClaims that they mount."""
@@ -38,6 +46,21 @@ def pool_uids(pod: Pod) -> tuple[str, ...]:
     return _label_values(pod, Label.POOL_UID)
 
 
+def waiting_for_gpus(pod: Pod) -> tuple[str, ...]:
+    """Select the pod if only free GPUs can help it. A pod that preempts now or soon gets the GPUs of stock."""
+    labels, failure = pod.metadata.labels, pod.scheduling_failure
+    waits = (
+        failure is not None
+        and f"Insufficient {GPU_RESOURCE}" in failure
+        and labels.get(Label.ROLE) == UnitRole.ACTIVE
+        and Label.UNIT in labels
+        and pod.metadata.deletion_timestamp is None
+        and pod.spec.priority_class_name != HANDOFF_PRIORITY_CLASS
+        and not pod.status.nominated_node_name
+    )
+    return (PODS_WAITING_FOR_GPUS,) if waits else ()
+
+
 def source_stock_uids(unit: GPUUnit) -> tuple[str, ...]:
     stock = source_stock(unit)
     return (stock.uid,) if stock else ()
@@ -54,7 +77,7 @@ def pvc_index_keys(pod: Pod) -> tuple[str, ...]:
     the containers have exited. A finished pod without a deletion timestamp, for example an evicted pod, does not count.
     Its object may exist for a long time, and all this time it would block its storages.
     """
-    if pod.status.phase in ("Failed", "Succeeded") and pod.metadata.deletion_timestamp is None:
+    if pod.has_ended and pod.metadata.deletion_timestamp is None:
         return ()
     return tuple(map(str, pod_pvc_keys(pod)))
 

@@ -2,21 +2,26 @@
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.crd.well_known import Label, pool_child_name
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers, new_informers
 from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import GPUStorageMappers
 from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
+from gpu_runtime.controller_manager.gpu_unit.adoption import PodAdopter
 from gpu_runtime.controller_manager.gpu_unit.gpu_unit_mappers import GPUUnitMappers
 from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
+from gpu_runtime.controller_manager.gpu_unit.stock_releaser import StockReleaser
+from gpu_runtime.controller_manager.indexes import waiting_for_gpus
 from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.controller_manager.orphan_collector import OrphanCollector
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.controller_manager.stock_pool.observe import given_way_to
 from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
 from gpu_runtime.controller_manager.storage_locks import StorageLocks
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
@@ -59,7 +64,9 @@ def new_manager(client: KubeClient, settings: ControllerManagerSettings, metrics
     informers.units.add_event_handler(UnitMetrics(metrics.registry, settings.namespaces.stock).observe_change)
     status_writer, storage_locks = StatusWriter(writer, candidate.recorder), StorageLocks()
     lifetimes = UnitLifetimes(writer, informers, status_writer, settings)
-    units = GPUUnitReconciler(writer, informers, status_writer, settings, storage_locks, lifetimes)
+    adopter = PodAdopter(writer, informers, settings.namespaces.system)
+    releaser = StockReleaser(writer, settings.namespaces.system)
+    units = GPUUnitReconciler(writer, informers, status_writer, settings, storage_locks, lifetimes, adopter, releaser)
     storages = GPUStorageReconciler(writer, informers, status_writer, settings, storage_locks)
     pools = StockPoolReconciler(writer, informers, status_writer, settings)
     unit_options, storage_options, pool_options = (
@@ -106,7 +113,21 @@ def _watch_for_storages(controller: Controller[GPUStorage], informers: Controlle
 def _watch_for_pools(controller: Controller[StockPool], informers: ControllerInformers) -> None:
     controller.owns(informers.deployments)
     controller.owns(informers.services)
+    controller.owns(informers.network_policies)
     controller.watches(informers.pods, _map_pod_to_pool)
+    controller.watches(informers.pods, partial(_map_waiting_pod, informers))
+
+
+def _map_waiting_pod(informers: ControllerInformers, pod: Pod) -> list[ObjectKey]:
+    """Return the adoptable pools that may have to give way to the pod, or the pools that have given way to it."""
+    waits = bool(waiting_for_gpus(pod))
+    pools = (pool for pool in informers.pools.store.all() if pool.spec.adoptable)
+    return [pool.metadata.key for pool in pools if waits or _has_given_way(informers, pool, pod)]
+
+
+def _has_given_way(informers: ControllerInformers, pool: StockPool, pod: Pod) -> bool:
+    key = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
+    return pod.metadata.uid in given_way_to(informers.deployments.store.get(key))
 
 
 def _map_pod_to_pool(pod: Pod) -> tuple[ObjectKey, ...]:

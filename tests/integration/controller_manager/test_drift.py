@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -146,7 +147,7 @@ def is_accepted(write: Callable[[], None]) -> bool:
 
 
 def unit_manifests(unit: Object) -> dict[str, Object]:
-    observed = unit_observe.ObservedUnit(unit=msgspec.convert(unit, GPUUnit), settings=SETTINGS)
+    observed = unit_observe.ObservedUnit(unit=msgspec.convert(unit, GPUUnit), settings=SETTINGS, now=datetime.now(UTC))
     return {child.resource.kind: child.desired or {} for child in unit_children.desired_children(observed)}
 
 

@@ -303,7 +303,7 @@ def test_unit_waits_for_terminating_children_of_its_predecessor(
     assert deployment["metadata"]["ownerReferences"][0]["uid"] == second["metadata"]["uid"]
 
 
-def test_unit_waits_for_the_deletion_of_its_stock_pod(
+def test_unit_starts_on_other_gpus_while_its_stock_pod_still_exists(
     cluster: ControllerCluster, garbage_collector_ready: None, namespace: str
 ) -> None:
     stock_name = f"stock-{uuid.uuid4().hex[:8]}"
@@ -322,20 +322,9 @@ def test_unit_waits_for_the_deletion_of_its_stock_pod(
         f"{GROUP}/source-stock-uid": stock["metadata"]["uid"],
     }
     cluster.create(UNIT, namespace, "a", SMALL | {"gpu": 1}, annotations=source)
-    message = (
-        "waiting for the stock unit to release its GPUs; these objects still exist: Pod"
-        f" runtime-stock/{pod.metadata.name}"
-    )
-    waiting = cluster.wait_for(
-        UNIT,
-        namespace,
-        "a",
-        lambda found: ready_condition(found).get("message") == message,
-    )
-    assert readiness(waiting) == ("Progressing", "StockReleasing")
-    assert cluster.is_deleted(Deployment, namespace, "a")
-    cluster.merge_patch(Pod, "runtime-stock", pod.metadata.name, {"metadata": {"finalizers": None}})
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
+    assert cluster.get(Pod, "runtime-stock", pod.metadata.name)
+    cluster.merge_patch(Pod, "runtime-stock", pod.metadata.name, {"metadata": {"finalizers": None}})
 
 
 def test_unit_waits_for_its_storage_and_can_always_be_stopped(cluster: ControllerCluster, namespace: str) -> None:

@@ -13,8 +13,10 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.well_known import Annotation, operation_name
 from gpu_runtime.controller_manager.controller_informers import new_informers
+from gpu_runtime.controller_manager.gpu_unit.adoption import PodAdopter
 from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
+from gpu_runtime.controller_manager.gpu_unit.stock_releaser import StockReleaser
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings
 from gpu_runtime.controller_manager.storage_locks import StorageLocks
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
@@ -213,7 +215,10 @@ async def test_wrong_clock_records_no_times(
     lifetimes = lifetimes_of(kube_client, clock)
     assert await lifetimes.agreed_time(unit) is None
     settings, informers, writer = lifetimes.settings, lifetimes.informers, lifetimes.status_writer
-    reconciler = GPUUnitReconciler(kube_client, informers, writer, settings, StorageLocks(), lifetimes)
+    adopter, releaser = PodAdopter(kube_client, informers, "x"), StockReleaser(kube_client, "x")
+    reconciler = GPUUnitReconciler(
+        kube_client, informers, writer, settings, StorageLocks(), lifetimes, adopter, releaser
+    )
     assert await reconciler.reconcile(unit) == RequeueAfter(30.0)
     written = await kube_client.get(GPU_UNITS, unit.metadata.key)
     assert (written.status.start_time, written.status.phase) == (None, "Progressing")

@@ -42,7 +42,7 @@ def pool(**spec: Any) -> StockPool:
 
 def observed_unit(unit: GPUUnit, **fields: Any) -> unit_observe.ObservedUnit:
     mappings = {name: MappingProxyType(fields.pop(name, {})) for name in ("storages", "mounting_pods")}
-    return unit_observe.ObservedUnit(unit=unit, **{"settings": SETTINGS, **mappings, **fields})
+    return unit_observe.ObservedUnit(unit=unit, **{"settings": SETTINGS, "now": NOON, **mappings, **fields})
 
 
 def observed_pool(pool: StockPool, **fields: Any) -> pool_observe.ObservedPool:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.contract.crd.well_known import Annotation, Label
+from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from tests.unit.controller_manager.controller_objects import (
     deployment,
@@ -16,8 +16,6 @@ from tests.unit.controller_manager.controller_objects import (
 )
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
-STOCK_POD_EXISTS = "waiting for the stock unit to release its GPUs; these objects still exist: Pod runtime-stock/p"
-FROM_STOCK = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NAME: "stock"}
 READY_AND_ATTACHED = {"data": storage_in_phase("Ready", "web")}
 MISSING = "GPUStorage data does not exist in this namespace: create it, or remove it from spec.storageMounts"
 
@@ -154,21 +152,6 @@ def test_all_spec_errors_are_reported() -> None:
     assert found[1].count("; ") >= 1
     assert "spec.image" in found[1]
     assert "spec.memory" in found[1]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"remaining_stock_objects": ("Pod runtime-stock/p",)}, STOCK_POD_EXISTS),
-        ({"pod_cache_error": "forbidden"}, "cannot check whether the pod of the stock unit is deleted: forbidden"),
-        ({}, None),
-        ({"remaining_stock_objects": ("Pod runtime-stock/p",), "deployment": deployment()}, None),
-        ({"pod_cache_error": "forbidden", "deployment": deployment()}, None),
-    ],
-)
-def test_unit_waits_for_the_deletion_of_its_stock_unit(fields: Any, message: str | None) -> None:
-    found = violation(unit(annotations=FROM_STOCK), **fields)
-    assert found == (("StockReleasing", message, False) if message else None)
 
 
 def test_unit_without_stock_ignores_unreadable_pods() -> None:

@@ -131,7 +131,6 @@ def test_condition_message_is_truncated_to_the_api_limit() -> None:
         (ReadyReason.DEPLOYMENT_SYNC_FAILED, UnitPhase.FAILED, RequeueAfter(15.0)),
         (ReadyReason.SERVICE_SYNC_FAILED, UnitPhase.FAILED, RequeueAfter(15.0)),
         (ReadyReason.POD_STATUS_SYNC_FAILED, UnitPhase.PROGRESSING, RequeueAfter(15.0)),
-        (ReadyReason.STOCK_RELEASING, UnitPhase.PROGRESSING, RequeueAfter(15.0)),
     ],
 )
 def test_reasons_without_events_are_requeued(reason: ReadyReason, phase: UnitPhase, outcome: Any) -> None:

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.crd.operation import OPERATIONS
-from gpu_runtime.contract.crd.well_known import Annotation, UnitRole, operation_name, role_of
+from gpu_runtime.contract.crd.well_known import Annotation, UnitRole, role_of
 from gpu_runtime.contract.operation_rules import is_finished
 from gpu_runtime.contract.unit_lifetime import EndAction, UnitEnd, format_time, next_end, recorded_run
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
+from gpu_runtime.controller_manager.gpu_unit.unit_operation import find_operation
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.live_objects import find_live, patch_this
-from gpu_runtime.kube.meta import ObjectKey
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,8 @@ class UnitLifetimes:
         if abs(server - local) <= MAX_CLOCK_DIFFERENCE:
             return min(server, local)
         logger.warning(
-            "clock differs from the clock of the API server; units are not ended until the clocks agree",
+            "clock of the controller manager differs from the clock of the API server; the controller manager will stop"
+            " and delete no unit at the end of its lifetime until the clocks agree",
             extra={
                 "namespace": unit.metadata.namespace,
                 "object_name": unit.metadata.name,
@@ -92,10 +92,9 @@ class UnitLifetimes:
     async def _handoff_is_unfinished(self, unit: GPUUnit) -> bool:
         """Return whether the operation that created the unit is not finished: it could create the unit again."""
         annotations = unit.metadata.annotations
-        if not (id_ := annotations.get(Annotation.OPERATION_ID, "")):
+        if not annotations.get(Annotation.OPERATION_ID):
             return False
-        key = ObjectKey(self.settings.namespaces.system, operation_name(id_))
-        operation = await find_live(self.client, OPERATIONS, key)
+        operation = await find_operation(self.client, self.settings.namespaces.system, unit)
         if operation is None or operation.metadata.uid != annotations.get(Annotation.OPERATION_UID):
             return False
         return not is_finished(operation)

@@ -4,6 +4,7 @@ Only this module reads from the informer stores. The rules, builders and status 
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
 
@@ -24,6 +25,7 @@ from gpu_runtime.kube.meta import KubeObject, ObjectKey
 class ObservedUnit:
     unit: GPUUnit
     settings: ControllerManagerSettings
+    now: datetime
     deployment: RawDeployment | None = None
     service: RawService | None = None
     network_policy: RawNetworkPolicy | None = None
@@ -35,8 +37,10 @@ class ObservedUnit:
     """All pods that mount a storage, including pods of other units, by storage name."""
     mount_warning: str = ""
     """Why a volume of the unit's pod cannot be mounted, from the Events of the pod."""
-    remaining_stock_objects: tuple[str, ...] = ()
-    """Objects of the source stock unit that still exist and may use its GPUs, in the form `kind namespace/name`."""
+    prepared_pod: Pod | None = None
+    """The prepared pod that the handoff of the unit has claimed."""
+    stock_objects: tuple[KubeObject, ...] = ()
+    """The source stock unit, its Deployment and its pods, if they still exist and may use the GPUs."""
 
     @property
     def role(self) -> UnitRole:
@@ -47,11 +51,14 @@ class ObservedUnit:
         return source_stock(self.unit)
 
 
-def observe(unit: GPUUnit, informers: ControllerInformers, settings: ControllerManagerSettings) -> ObservedUnit:
+def observe(
+    unit: GPUUnit, informers: ControllerInformers, settings: ControllerManagerSettings, now: datetime
+) -> ObservedUnit:
     key, uid = unit.metadata.key, unit.metadata.uid
     return ObservedUnit(
         unit=unit,
         settings=settings,
+        now=now,
         deployment=informers.deployments.store.get(key),
         service=informers.services.store.get(key),
         network_policy=informers.network_policies.store.get(key),
@@ -64,7 +71,8 @@ def observe(unit: GPUUnit, informers: ControllerInformers, settings: ControllerM
                 for each in unit_storage_keys(unit)
             }
         ),
-        remaining_stock_objects=_remaining_stock_objects(source_stock(unit), informers),
+        prepared_pod=_prepared_pod(unit, source_stock(unit), informers),
+        stock_objects=_stock_objects(source_stock(unit), informers),
     )
 
 
@@ -73,15 +81,23 @@ def _storages(unit: GPUUnit, informers: ControllerInformers) -> dict[str, GPUSto
     return {name: storage for name, storage in storages.items() if storage is not None}
 
 
-def _remaining_stock_objects(stock: SourceStockRef | None, informers: ControllerInformers) -> tuple[str, ...]:
-    """List the objects of the source stock unit that block the start of the unit.
+def _prepared_pod(unit: GPUUnit, stock: SourceStockRef | None, informers: ControllerInformers) -> Pod | None:
+    if stock is None or not stock.pool:
+        return None
+    pod = informers.pods.store.get(ObjectKey(unit.metadata.namespace, stock.name))
+    return pod if pod is not None and pod.metadata.uid == stock.uid else None
+
+
+def _stock_objects(stock: SourceStockRef | None, informers: ControllerInformers) -> tuple[KubeObject, ...]:
+    """List the objects of the source stock unit that still exist.
 
     The stock unit and its Deployment count too, because Kubernetes may create another pod as long as they exist.
     """
     if stock is None:
         return ()
     unit = informers.units.store.get(ObjectKey(stock.namespace, stock.name))
-    remaining: list[tuple[str, KubeObject]] = [("GPUUnit", unit)] if unit and unit.metadata.uid == stock.uid else []
-    remaining += [("Deployment", each) for each in informers.deployments.store.owned_by(stock.uid)]
-    remaining += [("Pod", each) for each in informers.pods.store.by_index(PODS_BY_UNIT_UID, stock.uid)]
-    return tuple(f"{kind} {each.metadata.key}" for kind, each in remaining)
+    return (
+        *([unit] if unit and unit.metadata.uid == stock.uid else []),
+        *informers.deployments.store.owned_by(stock.uid),
+        *informers.pods.store.by_index(PODS_BY_UNIT_UID, stock.uid),
+    )

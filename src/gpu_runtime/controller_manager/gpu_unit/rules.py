@@ -128,23 +128,6 @@ def _not_ready_message(name: str, storage: GPUStorage) -> str:
     return f"GPUStorage {name} is not Ready yet" + (f": {ready.message}" if ready and ready.message else "")
 
 
-def stock_releasing(observed: ObservedUnit) -> Blocked | None:
-    """Check that the pod of the claimed stock unit is deleted, because two pods must never use the same GPU."""
-    if observed.deployment is not None or observed.source_stock is None:
-        return None
-    if observed.remaining_stock_objects:
-        return Blocked(
-            ReadyReason.STOCK_RELEASING,
-            "waiting for the stock unit to release its GPUs; these objects still exist: "
-            + ", ".join(observed.remaining_stock_objects),
-            failed=False,
-        )
-    if observed.pod_cache_error:
-        text = f"cannot check whether the pod of the stock unit is deleted: {observed.pod_cache_error}"
-        return Blocked(ReadyReason.STOCK_RELEASING, text, failed=False)
-    return None
-
-
 def _mounted_storages(observed: ObservedUnit) -> list[tuple[str, GPUStorage]]:
     return [
         (mount.name, observed.storages[mount.name])
@@ -161,7 +144,6 @@ UNIT_RULES: Sequence[UnitRule] = (
     storage_not_attached,
     storage_still_mounted,
     storage_not_ready,
-    stock_releasing,
 )
 
 

@@ -4,15 +4,21 @@ Only this module reads from the informer stores. The builders and status functio
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 
+from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.contract.crd.well_known import pool_child_name
+from gpu_runtime.contract.crd.well_known import Annotation, Label, pool_child_name
+from gpu_runtime.contract.prepared_pods import is_claimed_pod
+from gpu_runtime.contract.prepared_units import prepared_unit, runs_placeholder
+from gpu_runtime.contract.validation import normalize_unit, pool_errors
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
-from gpu_runtime.controller_manager.indexes import PODS_BY_POOL_UID
+from gpu_runtime.controller_manager.indexes import PODS_BY_POOL_UID, PODS_WAITING_FOR_GPUS
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.unstructured import RawDeployment, RawService
+from gpu_runtime.controller_manager.stock_pool.give_way import GiveWay, WaitingPod, YieldingPool, give_way, until_change
+from gpu_runtime.controller_manager.unstructured import RawDeployment, RawNetworkPolicy, RawService
 from gpu_runtime.kube.builtin_kinds import Pod
-from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.kube.meta import ObjectKey, parse_timestamp
 
 
 @dataclass(frozen=True)
@@ -24,9 +30,31 @@ class ObservedPool:
     pods: tuple[Pod, ...] = ()
     pod_cache_error: str = ""
     """Why the pod cache may be stale. Empty if the watch of pods works."""
+    network_policy: RawNetworkPolicy | None = None
+    give_way: GiveWay | None = None
+    """How the pool gives way to units that wait for GPUs. None if no unit waits."""
+    until_give_way: float | None = None
+    """Seconds until `give_way` may change without an event."""
+
+    @property
+    def desired_replicas(self) -> int:
+        replicas = self.pool.spec.replicas
+        return min(replicas, self.give_way.max_replicas) if self.give_way else replicas
+
+    @property
+    def is_adoptable(self) -> bool:
+        return self.pool.spec.adoptable and not runs_placeholder(self.pool.spec)
+
+    @property
+    def prepared_unit(self) -> GPUUnitSpec:
+        """The unit that the pods of an adoptable pool are prepared for."""
+        return normalize_unit(prepared_unit(self.pool.spec))
 
 
-def observe(pool: StockPool, informers: ControllerInformers, settings: ControllerManagerSettings) -> ObservedPool:
+def observe(
+    pool: StockPool, informers: ControllerInformers, settings: ControllerManagerSettings, now: datetime
+) -> ObservedPool:
+    waiting = _waiting_pods(informers) if pool.spec.adoptable else []
     child_key = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
     return ObservedPool(
         pool=pool,
@@ -35,4 +63,54 @@ def observe(pool: StockPool, informers: ControllerInformers, settings: Controlle
         service=informers.services.store.get(child_key),
         pods=tuple(informers.pods.store.by_index(PODS_BY_POOL_UID, pool.metadata.uid)),
         pod_cache_error=informers.pods.last_error,
+        network_policy=informers.network_policies.store.get(child_key),
+        give_way=_give_way(pool, informers, settings, waiting, now),
+        until_give_way=until_change(waiting, now),
     )
+
+
+def _give_way(
+    pool: StockPool,
+    informers: ControllerInformers,
+    settings: ControllerManagerSettings,
+    waiting: list[WaitingPod],
+    now: datetime,
+) -> GiveWay | None:
+    if not any(each.is_due(now) for each in waiting):
+        return None
+    policy = settings.pods.policy
+    pools = {
+        each.metadata.key: _yielding_pool(each, informers)
+        for each in informers.pools.store.all()
+        if each.spec.adoptable and not each.metadata.deletion_timestamp and not pool_errors(each.spec, "spec", policy)
+    }
+    return give_way(pool.metadata.key, pools, waiting, now) if pool.metadata.key in pools else None
+
+
+def _yielding_pool(pool: StockPool, informers: ControllerInformers) -> YieldingPool:
+    key = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
+    deployment = informers.deployments.store.get(key)
+    running = [pod for pod in informers.pods.store.by_index(PODS_BY_POOL_UID, pool.metadata.uid) if pod.is_running]
+    return YieldingPool(
+        gpu=pool.spec.gpu,
+        replicas=deployment.spec.get("replicas", 0) if deployment else 0,
+        running=len(running),
+        claimed=sum(map(is_claimed_pod, running)),
+        given_way_to=given_way_to(deployment),
+    )
+
+
+def given_way_to(deployment: RawDeployment | None) -> frozenset[str]:
+    """Return the UIDs of the pods of units to which the pool of the Deployment has given way."""
+    recorded = deployment.metadata.annotations.get(Annotation.GIVEN_WAY_TO, "") if deployment else ""
+    return frozenset(filter(None, recorded.split(",")))
+
+
+def _waiting_pods(informers: ControllerInformers) -> list[WaitingPod]:
+    waiting = []
+    for pod in informers.pods.store.by_index(PODS_WAITING_FOR_GPUS, PODS_WAITING_FOR_GPUS):
+        unit = informers.units.store.get(ObjectKey(pod.metadata.namespace, pod.metadata.labels[Label.UNIT]))
+        since = parse_timestamp(pod.metadata.creation_timestamp)
+        if unit is not None and since is not None:
+            waiting.append(WaitingPod(pod.metadata.uid, unit.spec.gpu, since))
+    return waiting

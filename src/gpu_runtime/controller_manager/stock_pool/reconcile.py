@@ -27,14 +27,16 @@ class StockPoolReconciler:
     async def reconcile(self, pool: StockPool) -> ReconcileResult:
         if pool.metadata.deletion_timestamp:
             return Done()  # the garbage collector deletes the children through their owner references
-        observed = observe(pool, self.informers, self.settings)
+        now = self.status_writer.clock()
+        observed = observe(pool, self.informers, self.settings, now)
         problems = pool_errors(pool.spec, "spec", self.settings.pods.policy)
         blocked = Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
         if blocked is None:
             blocked = await sync_children(self.client, self.informers, pool, desired_children(observed))
-            # Observe again, to see the written Deployment. Its status does not describe the new generation yet.
-            observed = observe(pool, self.informers, self.settings)
+            # Observe again, to see the written Deployment. Its status does not describe the new generation yet. The
+            # time is the same: otherwise a unit could become due between the two, and the pool would not give way.
+            observed = observe(pool, self.informers, self.settings, now)
         result = blocked.readiness if blocked else readiness(observed)
         status = status_of(observed, result, self.status_writer.now())
         await self.status_writer.write_status(self.informers.pools, pool, pool.status, status)
-        return requeue_outcome(result)
+        return requeue_outcome(result, observed.until_give_way)

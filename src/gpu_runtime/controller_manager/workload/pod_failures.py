@@ -35,7 +35,7 @@ def startup_failure(deployment: RawDeployment | None, pods: Sequence[Pod]) -> st
         return None  # the status and the pods belong to an earlier generation
     newest_first = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "", reverse=True)
     live = [pod for pod in newest_first if pod.metadata.deletion_timestamp is None]
-    running = [pod for pod in live if pod.status.phase not in ("Failed", "Succeeded")]
+    running = [pod for pod in live if not pod.has_ended]
     failures = (
         *(pod_failure(pod) for pod in running),
         _replica_failure(deployment.status.conditions) if deployment else None,

@@ -6,9 +6,6 @@ from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
 from gpu_runtime.kube.meta import Manifest
 from gpu_runtime.kube.quantity import canonical_quantity
 
-STOCK_PRIORITY_CLASS = "gpu-runtime-stock"
-ACTIVE_PRIORITY_CLASS = "gpu-runtime-active"
-
 STOCK_TERMINATION_GRACE_SECONDS = 2
 """Termination grace period of stock pods.
 

@@ -22,7 +22,6 @@ WORKLOAD_POLLED_REASONS = (
     ReadyReason.SERVICE_SYNC_FAILED,
     ReadyReason.NETWORK_POLICY_SYNC_FAILED,
     ReadyReason.POD_STATUS_SYNC_FAILED,
-    ReadyReason.STOCK_RELEASING,
 )
 """Reasons for which the controller requeues the owner, because their cause can disappear without a watched event."""
 

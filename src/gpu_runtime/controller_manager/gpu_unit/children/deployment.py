@@ -2,24 +2,23 @@
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.template import Template
-from gpu_runtime.contract.crd.well_known import Label, UnitRole, unit_labels
-from gpu_runtime.controller_manager.gpu_unit.children.container_probes import container_probes
+from gpu_runtime.contract.crd.well_known import (
+    STOCK_PRIORITY_CLASS,
+    Label,
+    UnitRole,
+    unit_labels,
+)
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import pod_metadata, with_sidecar
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
+from gpu_runtime.controller_manager.gpu_unit.stock_release import priority_class
+from gpu_runtime.controller_manager.workload.active_pod import active_pod_spec
 from gpu_runtime.controller_manager.workload.drift import child_manifest
 from gpu_runtime.controller_manager.workload.pod_template import (
-    ACTIVE_PRIORITY_CLASS,
-    DEFAULT_GRACE_SECONDS,
     RESTRICTED_POD_SECURITY_CONTEXT,
     RESTRICTED_SECURITY_CONTEXT,
-    STOCK_PRIORITY_CLASS,
     STOCK_TERMINATION_GRACE_SECONDS,
-    USER_SECURITY_CONTEXT,
-    init_containers,
     main_container,
     resources,
-    template_volumes,
-    user_pod_security_context,
 )
 from gpu_runtime.kube.meta import Manifest
 
@@ -59,27 +58,8 @@ def _stock_pod_spec(observed: ObservedUnit) -> Manifest:
 
 
 def _active_pod_spec(observed: ObservedUnit) -> Manifest:
-    spec, template = observed.unit.spec, observed.unit.spec.template
-    volumes, mounts = template_volumes(template)
-    volumes += [{"name": each.name, "persistentVolumeClaim": {"claimName": each.name}} for each in spec.storage_mounts]
-    mounts += [
-        {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only} for each in spec.storage_mounts
-    ]
-    main = main_container(spec.image, template, _resources(observed))
-    main |= {"securityContext": USER_SECURITY_CONTEXT, "volumeMounts": mounts}
-    init = init_containers(main, template)
-    return {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "priorityClassName": ACTIVE_PRIORITY_CLASS,
-        "terminationGracePeriodSeconds": template.termination_grace_period_seconds or DEFAULT_GRACE_SECONDS,
-        "securityContext": user_pod_security_context(template, observed.settings.pods.require_non_root),
-        "imagePullSecrets": [{"name": each} for each in template.image_pull_secrets],
-        "initContainers": init,
-        "containers": [main | container_probes(spec)],
-        "volumes": volumes,
-        "affinity": _affinity(observed),
-    }
+    unit, settings = observed.unit.spec, observed.settings.pods
+    return active_pod_spec(unit, settings, priority_class(observed), _affinity(observed))
 
 
 def _resources(observed: ObservedUnit) -> Manifest:
@@ -87,7 +67,7 @@ def _resources(observed: ObservedUnit) -> Manifest:
 
 
 def _affinity(observed: ObservedUnit) -> Manifest:
-    """Prefer the node of the source stock unit. Its GPUs are free, so the scheduler preempts no other stock pod."""
+    """Prefer the node of the source stock unit, because its GPUs become free there."""
     stock = observed.source_stock
     if stock is None or not stock.node:
         return {}

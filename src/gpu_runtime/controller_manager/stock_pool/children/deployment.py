@@ -3,11 +3,18 @@
 import msgspec
 
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
-from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
+from gpu_runtime.contract.crd.well_known import (
+    STOCK_PRIORITY_CLASS,
+    Annotation,
+    Label,
+    pool_child_name,
+    pool_labels,
+)
+from gpu_runtime.contract.stock_grades import prepared_for
 from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
+from gpu_runtime.controller_manager.workload.active_pod import prepared_pod_hash, prepared_pod_spec
 from gpu_runtime.controller_manager.workload.drift import child_manifest
 from gpu_runtime.controller_manager.workload.pod_template import (
-    STOCK_PRIORITY_CLASS,
     STOCK_TERMINATION_GRACE_SECONDS,
     USER_SECURITY_CONTEXT,
     init_containers,
@@ -26,17 +33,31 @@ def deployment(observed: ObservedPool) -> Manifest:
     metadata, spec = observed.pool.metadata, observed.pool.spec
     labels = pool_labels(metadata.name, spec.spec_name)
     child_spec: Manifest = {
-        "replicas": spec.replicas,
+        "replicas": observed.desired_replicas,
         # No surge pod: it would wait for GPUs, which become free only when another pod of the pool terminates.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
         "revisionHistoryLimit": 1,
         "selector": {"matchLabels": {Label.POOL: metadata.name}},
-        "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod_spec(observed)},
+        "template": _pod_template(observed, labels | {Label.POOL_UID: metadata.uid}),
     }
-    return child_manifest(observed.pool, STOCK_POOLS, pool_child_name(metadata.name), labels, child_spec)
+    manifest = child_manifest(observed.pool, STOCK_POOLS, pool_child_name(metadata.name), labels, child_spec)
+    if observed.give_way:
+        uids = ",".join(sorted(observed.give_way.given_way_to))
+        manifest["metadata"]["annotations"][Annotation.GIVEN_WAY_TO] = uids
+    return manifest
 
 
-def _pod_spec(observed: ObservedPool) -> Manifest:
+def _pod_template(observed: ObservedPool, labels: dict[str, str]) -> Manifest:
+    if not observed.is_adoptable:
+        return {"metadata": {"labels": labels}, "spec": _warm_pod_spec(observed)}
+    unit, settings = observed.prepared_unit, observed.settings.pods
+    hashes = {Annotation.PREPARED_FOR: prepared_for(unit), Annotation.POD_HASH: prepared_pod_hash(unit, settings)}
+    prepared = {Label.PREPARED: "true", Label.PREPARED_BY: observed.pool.metadata.name}
+    metadata = {"labels": labels | prepared, "annotations": hashes}
+    return {"metadata": metadata, "spec": prepared_pod_spec(unit, settings)}
+
+
+def _warm_pod_spec(observed: ObservedPool) -> Manifest:
     spec, settings = observed.pool.spec, observed.settings
     template = spec.template
     if not template.command and not template.args:

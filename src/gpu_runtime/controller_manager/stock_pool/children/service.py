@@ -9,9 +9,10 @@ from gpu_runtime.kube.meta import Manifest
 
 
 def service(observed: ObservedPool) -> Manifest | None:
-    """Return the Service, or None if the template of the pool declares no ports."""
+    """Return the Service. Return None if the template of the pool declares no ports, or if the pool is adoptable: no
+    client may change the state of a program before it belongs to a unit."""
     metadata, spec = observed.pool.metadata, observed.pool.spec
-    if not spec.template.ports:
+    if not spec.template.ports or observed.is_adoptable:
         return None
     labels = pool_labels(metadata.name, spec.spec_name)
     child_spec: Manifest = {

@@ -1,0 +1,56 @@
+"""Decides how a unit waits for the GPUs of its stock unit, and when its pod may preempt other stock. Pure.
+
+The pod of the unit is created immediately. If no other GPUs are free, `stock_releaser` ends the pod of the stock unit,
+and the scheduler starts the unit's pod as soon as its GPUs are free. Its priority class must not preempt: otherwise the
+scheduler would end the youngest stock pod on the node, which is usually not the pod of the consumed stock unit.
+
+Another pod can get the released GPUs first, for example a stock pod that waits for GPUs. Then the unit has lost the
+GPUs that its stock unit reserved. After `PREEMPTION_DELAY_SECONDS`, the unit gets a pod that may preempt.
+"""
+
+from datetime import datetime, timedelta
+
+from gpu_runtime.contract.crd.well_known import ACTIVE_PRIORITY_CLASS, HANDOFF_PRIORITY_CLASS
+from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
+from gpu_runtime.kube.builtin_kinds import Pod
+from gpu_runtime.kube.meta import parse_timestamp
+
+PREEMPTION_DELAY_SECONDS = 10
+"""How long the pod of a unit from stock waits for the scheduler before it may preempt."""
+
+MAX_RELEASE_SECONDS = 60
+"""How long the pod waits before it may preempt if objects of the stock unit still exist, for example because no replica
+of the runtime API runs. These objects may still use the GPUs."""
+
+
+def priority_class(observed: ObservedUnit) -> str:
+    """Return the priority class of an active unit's pod. Once it is the preempting class, it does not change back."""
+    live = observed.deployment.spec["template"]["spec"] if observed.deployment is not None else {}
+    must_wait = (
+        observed.source_stock is not None
+        and observed.unit.spec.running
+        and live.get("priorityClassName") != ACTIVE_PRIORITY_CLASS
+        and until_preemption(observed) != 0
+    )
+    return HANDOFF_PRIORITY_CLASS if must_wait else ACTIVE_PRIORITY_CLASS
+
+
+def until_preemption(observed: ObservedUnit) -> float | None:
+    """Return the seconds until the pod may preempt, or None if the pod does not wait for the scheduler."""
+    waiting = [
+        created for pod in _waiting_pods(observed) if (created := parse_timestamp(pod.metadata.creation_timestamp))
+    ]
+    if observed.source_stock is None or not waiting:
+        return None
+    delay = MAX_RELEASE_SECONDS if observed.stock_objects else PREEMPTION_DELAY_SECONDS
+    may_preempt_at: datetime = min(waiting) + timedelta(seconds=delay)
+    return max((may_preempt_at - observed.now).total_seconds(), 0)
+
+
+def waits_for_stock(observed: ObservedUnit) -> bool:
+    """Whether the unit's pod waits, and objects of the stock unit still exist, which may use its GPUs."""
+    return bool(observed.stock_objects) and bool(_waiting_pods(observed))
+
+
+def _waiting_pods(observed: ObservedUnit) -> list[Pod]:
+    return [pod for pod in observed.pods if pod.metadata.deletion_timestamp is None and pod.is_unschedulable]
