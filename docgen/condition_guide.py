@@ -123,8 +123,8 @@ UNIT_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ReadyReason.UNIT_READY: ReasonGuide("Ready", "The pod of the unit is ready.", NO_ACTION),
         ReadyReason.STOCK_RELEASING: ReasonGuide(
             "Progressing",
-            "The handoff has consumed a stock unit, but this stock unit, its Deployment or its pod still exists. So the pod may still"
-            " use the GPUs. The controller creates the Deployment of the active unit after these objects are deleted.",
+            "The scheduler has found no free GPUs for the pod of the unit, and the stock unit that the handoff has consumed, its Deployment"
+            " or its pod still exists. So the pod of the stock unit may still use the GPUs.",
             "Wait. The deletion takes about a second. If the deletion takes longer, check the finalizers of the objects that the"
             " message names. If the message names a pod, also check the node of the pod.",
         ),

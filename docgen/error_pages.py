@@ -20,6 +20,7 @@ ADVICE = MappingProxyType(
         "forbidden": ("The token does not have the scope that the route needs.", "No. Use a token with this scope."),
         "gone": ("The operation with this operationID created an object, and the object was deleted afterwards.", "Yes, with a new operationID."),
         "internal": ("An unexpected error occurred in the platform. The log lines whose field `http_request_id` is equal to `error.requestID` contain the details.", "Yes, send the same request."),
+        "stock_claimed": ("A create request has claimed the stock unit.", "No. Withdraw another stock unit."),
         "lifetime_ended": ("The platform has begun to stop the unit, because the lifetime of the unit is over.", "Yes, send the same request after you have started the unit again."),
         "invalid": ("The request has errors. `error.details` has one entry for each wrong field.", "No. Correct the fields first."),
         "invocation_reused": ("Another request with different content has already used the invocationID.", "Yes, with a new invocationID."),

@@ -16,6 +16,7 @@ from gpu_runtime.result_store.metrics import ResultStoreMetrics
 from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.operations.operation_retention import OperationRetentionMetrics
+from gpu_runtime.runtime_api.units.metrics import StockMetrics
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 CLIENT_GO_TEXT = (
@@ -41,7 +42,7 @@ SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], .
         ),
         "runtime-api": (
             "The metrics `gpu_runtime_http_*` do not count requests for `/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI.",
-            (AccessLog, InvocationMetrics, OperationRetentionMetrics),
+            (AccessLog, InvocationMetrics, OperationRetentionMetrics, StockMetrics),
         ),
         "activator": (
             LEADER_TEXT,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE
+from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESPACE
 from gpu_runtime.kube.meta import Manifest
 from gpu_runtime.manifests.rbac_rules import PolicyRule, ProcessPermissions
 
@@ -15,12 +15,14 @@ def rbac_manifests(process: ProcessPermissions) -> list[Manifest]:
         "kind": "ServiceAccount",
         "metadata": {"name": process.name, "namespace": process.namespace},
     }
-    own, stock = ({"name": process.name, "namespace": each} for each in (process.namespace, STOCK_NAMESPACE))
+    namespaces = (process.namespace, STOCK_NAMESPACE, INSTANCE_NAMESPACE)
+    own, stock, units = ({"name": process.name, "namespace": each} for each in namespaces)
     return [
         account,
         *_role_and_binding(process, "Cluster", {"name": f"gpu-runtime-{process.name}"}, process.cluster_rules),
         *_role_and_binding(process, "", own, process.namespace_rules),
         *_role_and_binding(process, "", stock, process.stock_namespace_rules),
+        *_role_and_binding(process, "", units, process.unit_namespace_rules),
     ]
 
 

@@ -34,6 +34,8 @@ class ProcessPermissions:
     """Rules for the system namespace."""
     stock_namespace_rules: tuple[PolicyRule, ...] = ()
     """Rules for the stock namespace."""
+    unit_namespace_rules: tuple[PolicyRule, ...] = ()
+    """Rules for every namespace in which callers can create units. The manifests contain the default one."""
     namespace: str = SYSTEM_NAMESPACE
 
 
@@ -86,6 +88,13 @@ CONTROLLER_MANAGER = ProcessPermissions(
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("controller-manager",)),
     ),
+    stock_namespace_rules=(
+        PolicyRule("end the pod of consumed stock if the unit's pod waits for its GPUs", "", ("pods",), ("delete",)),
+    ),
+    unit_namespace_rules=(
+        PolicyRule("make a prepared pod the pod of its unit, or delete it", "", ("pods",), ("get", "patch", "delete")),
+        PolicyRule("let a ReplicaSet adopt a prepared pod", "apps", ("replicasets",), ("create",)),
+    ),
 )
 
 RUNTIME_API = ProcessPermissions(
@@ -109,6 +118,11 @@ RUNTIME_API = ProcessPermissions(
     namespace_rules=(
         PolicyRule("store operations", GROUP, ("operations",), (*READ_VERBS, "create", "delete")),
         PolicyRule("update the status of operations", GROUP, ("operations/status",), ("patch",)),
+    ),
+    unit_namespace_rules=(
+        PolicyRule(
+            "claim prepared pods, and delete those without a unit", "", ("pods",), (*READ_VERBS, "patch", "delete")
+        ),
     ),
     stock_namespace_rules=(
         PolicyRule("find the node on which a stock unit reserves its GPUs", "", ("pods",), CACHE_VERBS),

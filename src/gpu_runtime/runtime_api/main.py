@@ -62,6 +62,7 @@ from gpu_runtime.runtime_api.stock.stock_units import STOCK_UNITS, StockUnitServ
 from gpu_runtime.runtime_api.storages.routes import STORAGES
 from gpu_runtime.runtime_api.storages.service import StorageService
 from gpu_runtime.runtime_api.units.handoff import Handoff
+from gpu_runtime.runtime_api.units.metrics import StockMetrics
 from gpu_runtime.runtime_api.units.routes import UNITS
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
@@ -154,7 +155,8 @@ def build_services(
     driver = OperationDriver(OperationStore(client, namespaces.system, clock), clock)
     attacher, stock_deletions = StorageAttacher(client, informers), BackgroundQueue()
     selector = StockSelector(informers, driver.store)
-    handoff = Handoff(client, informers, driver, selector, attacher, deletions=stock_deletions)
+    stock_metrics = StockMetrics(metrics.registry)
+    handoff = Handoff(client, informers, driver, selector, attacher, deletions=stock_deletions, metrics=stock_metrics)
     executors: Mapping[OperationType, OperationExecutor] = {
         OperationType.CREATE_UNIT: handoff,
         OperationType.SEED_STOCK: StockSeeder(client, informers, driver),
@@ -171,7 +173,7 @@ def build_services(
         units=UnitService(client, informers, namespaces, handoff, operations, attacher, settings.pods.policy),
         storages=StorageService(client, informers, namespaces),
         pools=PoolService(client, informers, operations, namespaces, settings.pods.policy),
-        stock_units=StockUnitService(informers, operations, namespaces.stock),
+        stock_units=StockUnitService(client, informers, operations, namespaces.stock),
         inventory=InventoryService(informers, namespaces.stock),
         jobs=JobService(driver.store),
         nats_client=nats_client,

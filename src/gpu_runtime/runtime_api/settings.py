@@ -29,9 +29,10 @@ class APINamespaceSettings(BaseSettings, frozen=True, kw_only=True):
     units: NonEmptyNames = (INSTANCE_NAMESPACE,)
     """Namespaces in which callers can create units and storages. The list must not contain namespaces.stock. If a
     request names no namespace, the API uses the first namespace of this list. The API rejects a request that names a
-    namespace outside this list."""
+    namespace outside this list. For each namespace other than runtime-instance, copy the Role and the RoleBinding of
+    the runtime API and of the controller manager in runtime-instance."""
 
-    pools: NonEmptyNames = ("default",)
+    pools: NonEmptyNames = ("default", INSTANCE_NAMESPACE)
     """Namespaces in which callers can create stock pools. If a request names no namespace, the API uses the first
     namespace of this list. The API rejects a request that names a namespace outside this list."""
 

@@ -96,6 +96,7 @@ async def worker_from_stock(harness: ActivatorHarness, name: str) -> GPUUnit:
         await until(lambda: _sees_stock(lifecycle, name), "the stock unit is cached")
         await lifecycle.create(function, f"{name}-w0")
         await until(lambda: _is_cached(lifecycle, f"{name}-w0"), "the worker is cached")
+        await until(lambda: _has_stock(harness, name, 0), "the consumed stock unit is deleted")
         worker = lifecycle.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, f"{name}-w0"))
         assert worker
         return worker

@@ -44,7 +44,7 @@ async def test_invocation_of_a_stopped_function_creates_a_worker_from_stock(harn
     assert worker["spec"]["memory"] == "2Gi"
     assert (worker["spec"]["image"], worker["spec"]["serverless"]["requestID"]) == ("python:3.13", "warm")
     assert fleet.finished_ids == [sent.invocation_id]
-    assert await harness.list_units(STOCK_NAMESPACE, "warm") == []
+    await until(lambda: _has_stock(harness, "warm", 0), "the consumed stock unit is deleted")
 
 
 async def test_worker_is_cold_started_with_the_function_reservation_without_stock(harness: ActivatorHarness) -> None:

@@ -80,6 +80,7 @@ def running_audited_platform(folder: Path, nats: NatsAccount) -> Iterator[Audite
         ):
             _install(plane)
             kube.create(Namespace(metadata=ObjectMeta(name=OTHER_NAMESPACE)))
+            _copy_roles(plane, folder)
             platform = _create_processes(ControllerCluster(plane, kube, folder), recorder, nats)
             processes = (platform.api, platform.manager, platform.activator)
             try:
@@ -100,6 +101,16 @@ def _install(plane: ControlPlane) -> None:
     plane.kubectl(*apply, "-k", str(CONFIG_DIR / "crd"))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     plane.kubectl(*apply, "-k", str(CONFIG_DIR / "default"))
+
+
+def _copy_roles(plane: ControlPlane, folder: Path) -> None:
+    """Copy the roles of the namespace of units, as the documentation says for a further namespace of units."""
+    copied = json.loads(plane.kubectl("get", "roles,rolebindings", "-n", "runtime-instance", "-o", "json"))
+    for item in copied["items"]:
+        item["metadata"] = {"name": item["metadata"]["name"], "namespace": OTHER_NAMESPACE}
+    manifest = folder / "copied-roles.json"
+    manifest.write_text(json.dumps(copied))
+    plane.kubectl("apply", f"--filename={manifest}")
 
 
 def _create_processes(

@@ -4,16 +4,17 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from functools import partial
+from signal import Signals
 from typing import Any
 
-from lightkube import AsyncClient, KubeConfig
+from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.apps_v1 import Deployment, ReplicaSet
-from lightkube.resources.core_v1 import Event, PersistentVolumeClaim, Service
+from lightkube.resources.core_v1 import Event, PersistentVolumeClaim, Pod, Service
 from lightkube.resources.networking_v1 import NetworkPolicy
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.process.nats_setup import stream_topology
@@ -34,6 +35,8 @@ OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Oper
 SERVING_TEMPLATE = {"command": ["python"], "ports": [{"name": "http", "port": 8080}]}
 WEB_SPEC = {"specName": "g1.1", "image": "python:3.12", "memory": "1Gi", "gpu": 1, "template": SERVING_TEMPLATE}
 NAMESPACE_QUERY = f"?namespace={OTHER_NAMESPACE}"
+FULL_NODE_GPUS = 37
+"""Only one node has this number of GPUs."""
 
 
 def run_api_requests(platform: AuditedPlatform) -> None:
@@ -72,6 +75,115 @@ def run_api_requests(platform: AuditedPlatform) -> None:
     _wait_until(lambda: not cluster.is_deleted(POOL, OTHER_NAMESPACE, "from-api"), "the pool exists")
     expect(204, "DELETE", f"operator/stockpools/from-api{NAMESPACE_QUERY}")
     _wait_until(lambda: cluster.is_deleted(OPERATION, SYSTEM_NAMESPACE, expired), "the expired operation is evicted")
+
+
+def run_adoptions(platform: AuditedPlatform) -> None:
+    """Create units from prepared pods: one that is kept, one that is stopped too early, one that is rejected, and a
+    forged one. Withdraw a stock unit."""
+    expect, cluster = partial(_expect_status, platform), platform.cluster
+    pool: Object = {
+        "operationID": "warm",
+        "name": "prepared",
+        "namespace": OTHER_NAMESPACE,
+        "specName": "p1.1",
+        "replicas": 1,
+    }
+    pool |= {"image": "python:3.12", "template": SERVING_TEMPLATE, "adoptable": True}
+    expect(202, "POST", "operator/stockpools", pool)
+    _create_adopted(platform, "kept")
+    cluster.wait_reason(UNIT, OTHER_NAMESPACE, "kept", "UnitReady")
+    _wait_until(partial(_has_prepared_pod, platform), "the pool is full")
+    platform.manager.signal(Signals.SIGSTOP)
+    try:
+        _create_adopted(platform, "stopped")
+        expect(200, "POST", f"gpu-units/stopped/stop{NAMESPACE_QUERY}")
+    finally:
+        platform.manager.signal(Signals.SIGCONT)
+    cluster.wait_reason(UNIT, OTHER_NAMESPACE, "stopped", "ScaledToZero")
+    _wait_until(partial(_has_prepared_pod, platform), "the pool is full")
+    _create_rejected(platform)
+    _wait_until(partial(_has_prepared_pod, platform), "the pool is full")
+    kept = cluster.get(UNIT, OTHER_NAMESPACE, "kept")
+    assert kept
+    pods = cluster.list_objects(Pod, OTHER_NAMESPACE)
+    free = next(each for each in pods if each["metadata"]["labels"].get(Label.POOL) == "prepared")["metadata"]
+    source = {Annotation.SOURCE_STOCK_NAME: free["name"], Annotation.SOURCE_STOCK_UID: free["uid"]}
+    annotations = kept["metadata"]["annotations"] | source
+    cluster.create(UNIT, OTHER_NAMESPACE, "forged", kept["spec"], annotations=annotations)
+    cluster.wait_reason(UNIT, OTHER_NAMESPACE, "forged", "UnitReady")
+    _create_on_a_full_node(platform)
+    _seed_stock(platform, "withdrawn")
+    (stock,) = platform.request("GET", "operator/stock-units?specName=withdrawn").json["data"]
+    expect(204, "DELETE", f"operator/stock-units/{stock['name']}")
+
+
+def _create_adopted(platform: AuditedPlatform, name: str) -> None:
+    unit: Object = {
+        "operationID": name,
+        "name": name,
+        "namespace": OTHER_NAMESPACE,
+        "specName": "p1.1",
+        "image": "python:3.12",
+    }
+    unit |= {"template": SERVING_TEMPLATE}
+    _wait_until(lambda: platform.request("POST", "gpu-units", unit).status == 201, f"{name} is created")
+
+
+def _create_on_a_full_node(platform: AuditedPlatform) -> None:
+    """No other node has enough GPUs, so the controller manager ends the pod of the stock unit."""
+    platform.cluster.add_node("full", FULL_NODE_GPUS)
+    seed: Object = {"operationID": "seed-full", "specName": "full", "replicas": 1, "gpu": FULL_NODE_GPUS}
+    _expect_status(platform, 202, "POST", "operator/stock-units", seed)
+    unit: Object = {"operationID": "full", "name": "full", "namespace": OTHER_NAMESPACE, "specName": "full"}
+    unit |= {"image": "python:3.12"}
+    _wait_until(lambda: platform.request("POST", "gpu-units", unit).status == 201, "the unit is created")
+    platform.cluster.wait_reason(UNIT, OTHER_NAMESPACE, "full", "UnitReady")
+
+
+REJECTING_POLICY = """
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: rejected}
+spec:
+  matchConstraints:
+    resourceRules:
+    - {apiGroups: [runtime.lokiwager.io], apiVersions: ["*"], operations: [CREATE], resources: [gpuunits]}
+  validations: [{expression: "object.metadata.name != 'rejected'"}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: rejected}
+spec: {policyName: rejected, validationActions: [Deny]}
+"""
+
+
+def _create_rejected(platform: AuditedPlatform) -> None:
+    """A policy rejects the unit after the pod was claimed, so the operation deletes the pod."""
+    cluster = platform.cluster
+    manifest = cluster.folder / "policy.yaml"
+    manifest.write_text(REJECTING_POLICY)
+    cluster.control_plane.kubectl("apply", f"--filename={manifest}")
+    kept = cluster.get(UNIT, OTHER_NAMESPACE, "kept")
+    assert kept
+
+    def is_effective() -> bool:
+        try:
+            cluster.create(UNIT, OTHER_NAMESPACE, "rejected", kept["spec"])
+        except ApiError:
+            return True
+        cluster.kube.delete(UNIT, "rejected", namespace=OTHER_NAMESPACE)
+        return False
+
+    _wait_until(is_effective, "the policy is effective")
+    unit: Object = {"operationID": "rejected", "name": "rejected", "namespace": OTHER_NAMESPACE, "specName": "p1.1"}
+    unit |= {"image": "python:3.12", "template": SERVING_TEMPLATE}
+    reply = platform.request("POST", "gpu-units", unit)
+    assert (reply.status, reply.json["error"]["code"]) == (400, "invalid"), reply
+
+
+def _has_prepared_pod(platform: AuditedPlatform) -> bool:
+    view = platform.request("GET", f"operator/stockpools/prepared{NAMESPACE_QUERY}").json["data"]
+    return bool(view["prepared"] == 1)
 
 
 def run_drift_and_deletion(platform: AuditedPlatform) -> None:

@@ -89,7 +89,7 @@ class ServiceReplica:
             OperationType.CREATE_STOCK_POOL: PoolCreator(self.client, self.caches, driver),
         }
         self.runner = RecordingRunner(self.operation_store, executors, BackgroundQueue())
-        self.stock = StockUnitService(self.caches, self.runner, self.namespace)
+        self.stock = StockUnitService(self.client, self.caches, self.runner, self.namespace)
         self.pools = PoolService(self.client, self.caches, self.runner, namespaces)
         self.jobs = JobService(self.operation_store)
 

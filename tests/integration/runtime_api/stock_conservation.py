@@ -1,4 +1,7 @@
-"""The conservation of stock: number of seeded stock units = remaining stock units + units created from stock."""
+"""The conservation of stock: seeded stock units = remaining ones + units created from them + withdrawn ones.
+
+A unit from a prepared pod uses no stock unit.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -9,31 +12,47 @@ from tests.integration.runtime_api.live_platform import ApiCaller, ClusterSnapsh
 
 
 def conservation_errors(
-    snapshot: ClusterSnapshot, seeded: Mapping[str, int], deleted: Collection[str] = ()
+    snapshot: ClusterSnapshot,
+    seeded: Mapping[str, int],
+    deleted: Collection[str] = (),
+    withdrawn: Mapping[str, int] | None = None,
 ) -> list[str]:
     """The violations of the conservation of stock.
 
-    `seeded` has the number of seeded stock units by flavor. `deleted` has the names of the units that were deleted.
+    `seeded` and `withdrawn` have the number of seeded and withdrawn stock units by flavor. `deleted` has the names of
+    the units that were deleted.
     """
     return [
         f"{flavor}: {error}"
         for flavor, count in seeded.items()
-        for error in _flavor_errors(snapshot, flavor, count, deleted)
+        for error in _flavor_errors(snapshot, flavor, count, deleted, (withdrawn or {}).get(flavor, 0))
     ]
 
 
-def _flavor_errors(snapshot: ClusterSnapshot, flavor: str, seeded: int, deleted: Collection[str]) -> Iterator[str]:
+def consumed_stock(snapshot: ClusterSnapshot, flavor: str) -> list[Object]:
+    """The stock of all operations that have created a unit: stock units, and prepared pods, which have a pool."""
+    operations = snapshot.operations_of("CreateUnit", flavor)
+    return [dict(each["status"]["stock"]) for each in operations if operation_state(each) == "Succeeded"]
+
+
+def _flavor_errors(
+    snapshot: ClusterSnapshot, flavor: str, seeded: int, deleted: Collection[str], withdrawn: int
+) -> Iterator[str]:
     remaining, operations = snapshot.stock_of(flavor), snapshot.operations_of("CreateUnit", flavor)
     succeeded = [each for each in operations if operation_state(each) == "Succeeded"]
-    consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded)
+    sources = consumed_stock(snapshot, flavor)
+    consumed = {each["uid"] for each in sources if not each.get("pool")}
     if claimed := [_name(each) for each in remaining if Annotation.CLAIMED_BY in _annotations(each)]:
         yield f"stock units are still claimed: {claimed}"
     if unfinished := [each["spec"]["operationID"] for each in operations if _is_unfinished(each)]:
         yield f"operations are not finished: {unfinished}"
-    if reused := [uid for uid, count in consumed.items() if count > 1]:
-        yield f"stock units were consumed by several operations: {reused}"
-    if len(remaining) + len(consumed) != seeded:
-        yield f"{seeded} stock units were seeded, but {len(remaining)} remain and {len(consumed)} were consumed"
+    if reused := [uid for uid, count in Counter(each["uid"] for each in sources).items() if count > 1]:
+        yield f"stock was consumed by several operations: {reused}"
+    if len(remaining) + len(consumed) + withdrawn != seeded:
+        yield (
+            f"{seeded} stock units were seeded, but {len(remaining)} remain, {len(consumed)} were consumed and "
+            f"{withdrawn} were withdrawn"
+        )
     yield from _unit_errors(snapshot.units_of(flavor), succeeded, deleted)
 
 

@@ -17,6 +17,7 @@ from gpu_runtime.contract.crd.operation import (
 )
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import ApiStatus, KubeNotFound
 from gpu_runtime.kube.meta import ObjectKey, ObjectMeta
@@ -86,7 +87,10 @@ async def test_activator_and_runtime_api_agree_on_free_stock(
     informers = new_informers(client, APINamespaceSettings(), KubeMetrics())
     informers.units.store.put(unit)
     selector = StockSelector(informers, OperationStore(client, "runtime-system", SystemClock()))
-    assert (await selector.hold("runtime-stock", "g1.1", Template()) is not None) is is_free
+    request = RecordedUnitRequest(
+        operation_id="o", name="web", spec_name="g1.1", stock_namespace="runtime-stock", image="python"
+    )
+    assert ((await selector.hold(request)).stock is not None) is is_free
 
 
 async def test_finished_seeding_is_read_once_and_only_as_much_stock_as_needed_is_checked() -> None:

@@ -228,7 +228,9 @@ class FakeClient:
 def _selected(document: Document, selection: ListOptions) -> bool:
     if selection.namespace not in ("", document["metadata"]["namespace"]):
         return False
-    if selection.label_selector and not _has_label(document, selection.label_selector):
+    selector = selection.label_selector
+    terms = [selector] if " notin " in selector else selector.split(",") if selector else []
+    if not all(_has_label(document, term) for term in terms):
         return False
     if selection.field_selector == UNFINISHED_SELECTOR:
         return document.get("status", {}).get("state") not in FINISHED

@@ -22,13 +22,20 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
-from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
-from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation, Label, operation_name
 from gpu_runtime.contract.errors import NotFound, OperationReused, RuntimeFault
+from gpu_runtime.contract.prepared_pods import unit_patch
+from gpu_runtime.contract.prepared_units import prepared_unit
+from gpu_runtime.contract.stock_grades import prepared_for
 from gpu_runtime.controller_manager.gpu_storage.attachment import CheckOperation, DetachStorage
 from gpu_runtime.controller_manager.gpu_storage.detach_check import confirm_step
+from gpu_runtime.controller_manager.gpu_unit.adoption import is_claimed_for, takes_pod_for
+from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings
+from gpu_runtime.kube.builtin_kinds import PODS
 from gpu_runtime.kube.cache_staleness import CacheStaleness
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
@@ -50,6 +57,7 @@ from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import APINamespaceSettings, OperationSettings
 from gpu_runtime.runtime_api.stock.pools import PoolCreator, PoolService
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
+from gpu_runtime.runtime_api.stock.stock_admission import admit_pool
 from gpu_runtime.runtime_api.stock.stock_seeder import StockSeeder
 from gpu_runtime.runtime_api.stock.stock_units import StockUnitService
 from gpu_runtime.runtime_api.units.handoff import Handoff
@@ -69,10 +77,11 @@ REPLICAS = 3
 STORAGES = ("data-0", "data-1", "data-2")
 STOCK_NAMESPACE, UNIT_NAMESPACE, POOL_NAMESPACE = "runtime-stock", "runtime-instance", "default"
 NAMESPACES = APINamespaceSettings(
-    system="runtime-system", stock=STOCK_NAMESPACE, units=(UNIT_NAMESPACE,), pools=(POOL_NAMESPACE,)
+    system="runtime-system", stock=STOCK_NAMESPACE, units=(UNIT_NAMESPACE,), pools=(POOL_NAMESPACE, UNIT_NAMESPACE)
 )
 SETTINGS = OperationSettings(retention_seconds=3600, max_retained=0)
 """Retention evicts every operation that it may evict."""
+CONTROLLER_SETTINGS = ControllerManagerSettings(images=ImageSettings(stock="stock", placeholder="placeholder"))
 ROUND_SECONDS = 200.0
 """The maximum time that passes while requests are executed. It is shorter than MIN_AGE."""
 MAX_CALLER_ATTEMPTS = 12
@@ -123,7 +132,7 @@ class OperationReplica:
         driver = OperationDriver(OperationStore(client, NAMESPACES.system, self.clock), self.clock)
         attacher, deletions = StorageAttacher(client, informers), BackgroundQueue()
         selector = StockSelector(informers, driver.store)
-        self.handoff = Handoff(client, informers, driver, selector, attacher, deletions=deletions)
+        self.handoff = Handoff(client, informers, driver, selector, attacher, deletions=deletions, deletion_delay=0)
         executors: dict[OperationType, OperationExecutor] = {
             OperationType.CREATE_UNIT: self.handoff,
             OperationType.SEED_STOCK: StockSeeder(client, informers, driver),
@@ -141,7 +150,7 @@ class OperationReplica:
             metrics=OperationRetentionMetrics(CollectorRegistry()),
         )
         self.units = UnitService(client, informers, NAMESPACES, self.handoff, self.operations, attacher)
-        self.stock = StockUnitService(informers, self.operations, STOCK_NAMESPACE)
+        self.stock = StockUnitService(client, informers, self.operations, STOCK_NAMESPACE)
         self.pools = PoolService(client, informers, self.operations, NAMESPACES)
         self.informer_tasks = {informer: asyncio.create_task(informer.run()) for informer in informers.all}
         self.operations_informer = informers.unfinished_operations
@@ -169,8 +178,8 @@ class OperationReplica:
 
 
 @dataclass
-class StorageDetacher:
-    """The part of the controller manager that detaches storages and removes deleted ones."""
+class FakeController:
+    """A part of the controller manager that checks all objects in passes."""
 
     client: FakeClient
     task: asyncio.Task[None] | None = None
@@ -182,6 +191,13 @@ class StorageDetacher:
     def stop(self) -> None:
         if self.task is not None:
             self.task.cancel()
+
+    async def run_once(self) -> None:
+        raise NotImplementedError
+
+
+class StorageDetacher(FakeController):
+    """The part of the controller manager that detaches storages and removes deleted ones."""
 
     async def run_once(self) -> None:
         for storage in (await self.client.list(GPU_STORAGES, ListOptions(UNIT_NAMESPACE))).items:
@@ -203,6 +219,30 @@ class StorageDetacher:
             )
 
 
+class FakePodAdopter(FakeController):
+    """The part of the controller manager, and of Kubernetes, that makes a claimed pod the pod of its unit."""
+
+    async def run_once(self) -> None:
+        for unit in (await self.client.list(GPU_UNITS, ListOptions(UNIT_NAMESPACE))).items:
+            if unit.metadata.annotations.get(Annotation.SOURCE_STOCK_POOL):
+                with suppress(KubeConflict, KubeNotFound):
+                    await self._adopt(unit)
+
+    async def _adopt(self, unit: GPUUnit) -> None:
+        annotations = unit.metadata.annotations
+        pod = await self.client.get(PODS, ObjectKey(UNIT_NAMESPACE, annotations[Annotation.SOURCE_STOCK_NAME]))
+        key = ObjectKey(NAMESPACES.system, operation_name(annotations[Annotation.OPERATION_ID]))
+        operation = await self.client.get(OPERATIONS, key)
+        observed = ObservedUnit(unit=unit, settings=CONTROLLER_SETTINGS, now=datetime.now(UTC))
+        if not is_claimed_for(observed, pod) or not takes_pod_for(operation, unit, pod):
+            return
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}
+        taken = unit_patch({Label.UNIT_UID: unit.metadata.uid})
+        taken["metadata"]["ownerReferences"] = [owner]
+        version = pod.metadata.resource_version
+        await self.client.merge_patch(PODS, pod.metadata.key, taken, resource_version=version)
+
+
 @dataclass(frozen=True)
 class Chaos:
     """How many faults of each kind happen during a run."""
@@ -220,6 +260,8 @@ class Chaos:
     """Stock units that users delete, if possible claimed ones."""
     outages: int = 0
     """Replicas whose requests to the API server often fail until the end of the round, or until they are killed."""
+    pod_deletions: int = 0
+    """Prepared or claimed pods that are deleted, for example because their node is lost."""
     storage_changes: int = 0
     """Storages that users delete or create again."""
     background: bool = True
@@ -237,6 +279,8 @@ class OperationSimulation:
     requests: Sequence[AnyRequest]
     initial_phase: str = "Ready"
     """The phase of the initial stock."""
+    pool: CreateStockPool | None = None
+    """An adoptable pool that exists before the requests, with its pods."""
     replica_count: int = REPLICAS
     recovery_chance: float = 0.0
     """The probability of a recovery pass before each step. Every round has another one."""
@@ -262,6 +306,9 @@ class OperationSimulation:
         self.initial_stock = {each["metadata"]["uid"] for each in self.server.all(GPU_UNITS)}
         for name in STORAGES:
             self.add_storage(name)
+        self.adopter = FakePodAdopter(FakeClient(self.server, self.scheduler, "adopter"))
+        if self.pool is not None:
+            self.add_pool(self.pool)
         self.replicas = [self._replica(f"replica-{index}") for index in range(self.replica_count)]
 
     def add_stock(self, name: str) -> None:
@@ -270,6 +317,38 @@ class OperationSimulation:
         self.server.patch(
             GPU_UNITS, ObjectKey(STOCK_NAMESPACE, name), {"status": {"phase": self.initial_phase}}, "status"
         )
+
+    def add_pool(self, request: CreateStockPool) -> None:
+        spec = admit_pool(request, NAMESPACES).pool_spec()
+        metadata = {"name": request.name, "namespace": UNIT_NAMESPACE}
+        pool = self.server.create(STOCK_POOLS, {"metadata": metadata, "spec": msgspec.to_builtins(spec)})
+        labels = {Label.MANAGED_BY: "gpu-runtime", Label.PREPARED: "true", Label.POOL: request.name}
+        labels |= {Label.POOL_UID: pool["metadata"]["uid"]}
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "p", "uid": "p", "controller": True}
+        annotations = {Annotation.PREPARED_FOR: prepared_for(prepared_unit(spec))}
+        for index in range(request.replicas):
+            pod: Document = {"name": f"warm-{index}", "namespace": UNIT_NAMESPACE, "labels": labels}
+            pod |= {"annotations": annotations, "ownerReferences": [owner]}
+            self.server.create(PODS, {"metadata": pod, "spec": {}})
+            self.report_pod(f"warm-{index}", "True")
+
+    def report_pod(self, name: str, ready: str) -> None:
+        """Update the status of a pod, as the kubelet does. That changes the resourceVersion that claims depend on."""
+        conditions = [{"type": "Ready", "status": ready, "message": str(self.server.version)}]
+        self.server.patch(PODS, ObjectKey(UNIT_NAMESPACE, name), {"status": {"conditions": conditions}}, "status")
+
+    def report_on_pods(self) -> None:
+        names = [pod["metadata"]["name"] for pod in self.server.all(PODS)]
+        if names:
+            self.report_pod(self.scheduler.rng.choice(names), self.scheduler.rng.choice(("True", "True", "False")))
+
+    def delete_pod(self) -> None:
+        pods = self.server.all(PODS)
+        claimed = [each for each in pods if Annotation.CLAIMED_BY in _annotations(each)]
+        if pods:
+            metadata = self.scheduler.rng.choice(claimed or pods)["metadata"]
+            self.server.delete(PODS, ObjectKey(UNIT_NAMESPACE, metadata["name"]), metadata["uid"])
+            self.deleted.add(metadata["uid"])
 
     def add_storage(self, name: str) -> None:
         metadata = {"name": name, "namespace": UNIT_NAMESPACE, "finalizers": ["attached"]}
@@ -388,6 +467,7 @@ class OperationSimulation:
             *[self.delete_stock] * chaos.stock_deletions,
             *[self.change_storages] * chaos.storage_changes,
             *[self.start_outage] * chaos.outages,
+            *[self.delete_pod] * chaos.pod_deletions,
         ]
         self.scheduler.rng.shuffle(faults)
         end = self.clock.elapsed_seconds + ROUND_SECONDS
@@ -398,6 +478,7 @@ class OperationSimulation:
                 faults.pop()()
             elif chance > 0.9:
                 self.report_on_stock(chaos.phases)
+                self.report_on_pods()
             if chaos.background:
                 self._run_background(end)
             if await self.scheduler.run_next() is None:
@@ -417,6 +498,8 @@ class OperationSimulation:
             replica.start_pass("retention", replica.retention.run_once)
         elif event > 0.9:
             self.controller.start_pass()
+        elif event > 0.85:
+            self.adopter.start_pass()
 
     async def grow_old(self) -> None:
         """Let so much time pass that retention may evict all operations that need no cleanup."""
@@ -433,11 +516,14 @@ class OperationSimulation:
         await self.run_until_idle()
         for unit in self.list_units():
             self.report_phase(unit["metadata"]["name"], "Ready")
+        for pod in self.server.all(PODS):
+            self.report_pod(pod["metadata"]["name"], "True")
         for _ in range(4):
             self.clock.elapsed_seconds += 10
             for replica in self.replicas:
                 await run_interleaved(replica.recovery.run_once(), self.scheduler)
             await run_interleaved(self.controller.run_once(), self.scheduler)
+            await run_interleaved(self.adopter.run_once(), self.scheduler)
         await self.run_until_idle()
 
     async def run_until_idle(self) -> None:
@@ -466,16 +552,18 @@ class OperationSimulation:
 
     def end(self) -> None:
         self.controller.stop()
+        self.adopter.stop()
         for replica in self.replicas:
             replica.kill()
 
 
 @contextmanager
 def operation_simulation(
-    seed: int, stock: int, requests: Sequence[AnyRequest], initial_phase: str = "Ready", replica_count: int = REPLICAS
+    seed: int, stock: int, requests: Sequence[AnyRequest], **fields: Any
 ) -> Iterator[OperationSimulation]:
+    """Yield a simulation. `fields` are further fields of OperationSimulation."""
     random.seed(seed)
-    simulation = OperationSimulation(seed, stock, requests, initial_phase, replica_count)
+    simulation = OperationSimulation(seed, stock, requests, **fields)
     try:
         yield simulation
     finally:
@@ -488,7 +576,8 @@ def check_conservation(simulation: OperationSimulation) -> None:
     succeeded = simulation.operations(OperationType.CREATE_UNIT, "Succeeded")
     consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded)
     remaining = _uids(simulation.list_units())
-    assert all(count == 1 for count in consumed.values()), "two operations consumed the same stock unit"
+    assert all(count == 1 for count in consumed.values()), "two operations consumed the same stock"
+    consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded if not _pool_of(each))
     assert remaining.isdisjoint(consumed), "a consumed stock unit still exists"
     seeded = simulation.initial_stock | _check_seedings(simulation)
     assert remaining | consumed.keys() | (simulation.deleted & seeded) == seeded, (
@@ -500,6 +589,26 @@ def check_conservation(simulation: OperationSimulation) -> None:
     _check_requested(simulation, succeeded)
     _check_storages(simulation)
     _check_responses(simulation)
+
+
+def check_prepared_pods(simulation: OperationSimulation) -> None:
+    """Every pod is in the pool, or belongs to the one unit whose operation took it. No claimed pod is left over."""
+    succeeded = simulation.operations(OperationType.CREATE_UNIT, "Succeeded")
+    taken = {each["status"]["stock"]["uid"]: each["status"]["targetUID"] for each in succeeded if _pool_of(each)}
+    units = _uids(simulation.list_units(UNIT_NAMESPACE))
+    for pod in simulation.server.all(PODS):
+        labels, uid = pod["metadata"]["labels"], pod["metadata"]["uid"]
+        if Annotation.CLAIMED_BY not in _annotations(pod):
+            assert Label.POOL_UID in labels, "a pod without a claim is not in its pool"
+            assert uid not in taken, "a pod is in the pool although an operation took it"
+        elif taken.get(uid) in units:
+            assert labels.get(Label.UNIT_UID) == taken[uid], "a pod does not belong to the unit that took it"
+        else:
+            assert labels.get(Label.UNIT_UID) in simulation.deleted | simulation.removed.keys(), "a claimed pod is left"
+
+
+def _pool_of(operation: Document) -> str:
+    return str(operation["status"]["stock"].get("pool", ""))
 
 
 def check_pools(simulation: OperationSimulation) -> None:

@@ -15,12 +15,14 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
 from gpu_runtime.contract.crd.operation import OPERATIONS
+from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import operation_name
 from gpu_runtime.contract.errors import AlreadyExists, Conflict, NoStock
+from gpu_runtime.contract.stock_grades import StockGrade
 from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.runtime_api.stock import seed_decision
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
-from gpu_runtime.runtime_api.units.requests import CreateUnit
+from gpu_runtime.runtime_api.units.requests import CreateUnit, StockChoice
 from tests.unit.runtime_api.interleaved_kube import run_interleaved
 from tests.unit.runtime_api.operation_simulation import (
     AnyRequest,
@@ -28,10 +30,11 @@ from tests.unit.runtime_api.operation_simulation import (
     check_conservation,
     check_finished,
     check_pools,
+    check_prepared_pods,
     operation_simulation,
 )
 
-SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "950")) * 3 // 19 + 1
+SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "950")) * 3 // 22 + 1
 """The number of seeds of each test. One test has only a third of it. `INTERLEAVING_SEEDS` is the sum of all tests."""
 UNSTEADY = ("Ready", "Ready", "Progressing")
 
@@ -90,6 +93,39 @@ async def test_with_kills_and_deletions_stock_is_conserved(seed: int) -> None:
         last = dict(simulation.outcomes[-len(simulation.requests) :])
         rejected = [operation for operation, outcome in last.items() if outcome is NoStock]
         assert not rejected or not simulation.list_units("runtime-stock"), "NoStock although stock exists"
+
+
+PREPARED = Template(command=("serve",))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_prepared_pod_becomes_the_pod_of_one_unit(seed: int) -> None:
+    """Pods become unready and are lost meanwhile, units are deleted, and some requests allow only one grade."""
+    grades = (None, None, StockChoice(grades=(StockGrade.PREPARED,)), StockChoice(grades=(StockGrade.RESERVED,)))
+    requests = [
+        msgspec.structs.replace(each, image="model", template=PREPARED, stock=grades[index % 4])
+        for index, each in enumerate(unit_requests(6))
+    ]
+    pool = CreateStockPool(
+        operation_id="pool",
+        name="warm",
+        namespace="runtime-instance",
+        spec_name="g1.1",
+        image="model",
+        template=PREPARED,
+        replicas=3,
+        adoptable=True,
+    )
+    with operation_simulation(seed, 2, requests, pool=pool) as simulation:
+        chaos = Chaos(kills=seed % 4, deletions=seed % 2, unit_requests=1, pod_deletions=seed % 3, full_queues=1)
+        await simulation.run(chaos)
+        await simulation.run_recovery()
+        check_conservation(simulation)
+        check_prepared_pods(simulation)
+        await simulation.replay()
+        await simulation.run_recovery()
+        check_conservation(simulation)
+        check_prepared_pods(simulation)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS // 3))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
-from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import AnyOperation
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.operation_rules import has_succeeded
@@ -19,7 +18,7 @@ from gpu_runtime.kube.meta import KubeObject
 @dataclass(frozen=True)
 class Leftovers:
     claims: frozenset[str] = frozenset()
-    """The operationIDs of all claims on stock units."""
+    """The operationIDs of all claims on stock units and prepared pods."""
     attachments: frozenset[str] = frozenset()
     """The UIDs of the operations that have attached storages."""
     created: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -27,7 +26,7 @@ class Leftovers:
 
 
 def collect_leftovers(
-    claimed: Iterable[GPUUnit], attached: Iterable[GPUStorage], created: Iterable[KubeObject]
+    claimed: Iterable[KubeObject], attached: Iterable[GPUStorage], created: Iterable[KubeObject]
 ) -> Leftovers:
     by_operation: dict[str, set[str]] = {}
     for each in created:

@@ -135,7 +135,10 @@ class OperationRetention:
     def _leftovers(self) -> Leftovers:
         units, storages, pools = self.informers.units.store, self.informers.storages.store, self.informers.pools.store
         return collect_leftovers(
-            units.by_index(CLAIMED_INDEX, CLAIMED_INDEX),
+            (
+                *units.by_index(CLAIMED_INDEX, CLAIMED_INDEX),
+                *self.informers.claimed_pods(),
+            ),
             storages.by_index(ATTACHED_INDEX, ATTACHED_INDEX),
             (*units.all(), *pools.all()),
         )

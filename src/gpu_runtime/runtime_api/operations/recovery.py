@@ -1,11 +1,12 @@
 """Recovery of operations after a crash: resumes stalled operations, and removes what failed operations left.
 
-Every replica runs recovery; there is no leader. Every few seconds, recovery checks the informer caches for the four
+Every replica runs recovery; there is no leader. Every few seconds, recovery checks the informer caches for the five
 cases below. It handles only objects that have not changed for some time. Every write has a precondition, so that
 several replicas that handle the same object have the same effect as one replica.
 
     operations   resume operations that are in progress
     claims       release the claim if the operation does not use the stock unit; delete consumed stock units
+    pods         delete claimed pods that will never belong to a unit
     attachments  detach storages that an abandoned attempt attached
     objects      delete objects that an operation created but did not commit to
 """
@@ -18,8 +19,8 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.operation import OperationSummary
-from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.crd.operation import Operation, OperationSummary
+from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.contract.operation_rules import (
     AttachmentState,
@@ -33,9 +34,10 @@ from gpu_runtime.contract.operation_rules import (
     progress_of,
 )
 from gpu_runtime.kube import errors as kube
+from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.informer import Informer
-from gpu_runtime.kube.live_objects import delete_this, patch_unchanged
+from gpu_runtime.kube.live_objects import delete_this, patch_unchanged, read_live
 from gpu_runtime.kube.meta import KubeObject
 from gpu_runtime.process.clock import Clock
 from gpu_runtime.runtime_api.api_informers import ATTACHED_INDEX, CLAIMED_INDEX, APIInformers
@@ -69,6 +71,7 @@ class OperationRecovery:
         self._interval = settings.recovery_interval_seconds
         self._operation_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._claim_stalls = StallDetector(clock, settings.stalled_after_seconds)
+        self._pod_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._object_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._attachment_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._attacher = StorageAttacher(client, informers)
@@ -85,6 +88,7 @@ class OperationRecovery:
     async def run_once(self) -> None:
         await _for_each(self._resume_operation, self._stalled_operations())
         await _for_each(self._check_claim, self._stalled_claims())
+        await _for_each(self._check_claimed_pod, self._stalled_pods())
         await _for_each(self._check_attachment, self._unconfirmed_attachments())
         await _for_each(self._confirm_objects, self._unconfirmed_objects())
 
@@ -103,6 +107,12 @@ class OperationRecovery:
         stalled = self._claim_stalls.stalled(
             (each.metadata.uid, each.metadata.annotations[Annotation.CLAIMED_BY]) for each in claimed
         )
+        return [each for each in claimed if each.metadata.uid in stalled]
+
+    def _stalled_pods(self) -> list[Pod]:
+        """Return the claimed pods that no ReplicaSet of a unit owns."""
+        claimed = self._informers.claimed_pods()
+        stalled = self._pod_stalls.stalled((each.metadata.uid, "") for each in claimed)
         return [each for each in claimed if each.metadata.uid in stalled]
 
     def _unconfirmed_attachments(self) -> list[GPUStorage]:
@@ -162,6 +172,30 @@ class OperationRecovery:
                 # If the unit has changed in the meantime, the claim stays, and the next run checks it again.
                 released = {"metadata": {"annotations": {Annotation.CLAIMED_BY: None}}}
                 await patch_unchanged(self._client, self._informers.units, unit, released)
+
+    async def _check_claimed_pod(self, pod: Pod) -> None:
+        """Delete the pod, unless the operation can still create its unit, or the unit exists and can adopt the pod."""
+        operation_id = pod.metadata.annotations[Annotation.CLAIMED_BY]
+        operation = await self._operation_store.find(operation_id)
+        state = claim_state(operation, pod.metadata.uid)
+        if (
+            operation is None
+            or state is ClaimState.STALE
+            or (state is ClaimState.CONSUMED and not await self._will_be_adopted(operation, pod))
+        ):
+            fields = _log_fields(pod, operation_id)
+            logger.info("claimed pod without a unit found; recovery will delete the pod", extra=fields)
+            await self._delete(self._informers.prepared_pods[pod.metadata.namespace], pod)
+
+    async def _will_be_adopted(self, operation: Operation, pod: Pod) -> bool:
+        """Whether the unit exists and still names the pod as its source, and the pod is not labeled for another one."""
+        unit = await read_live(self._client, self._informers.units, operation.target_key)
+        if unit is None or unit.metadata.uid != operation.status.target_uid:
+            return False
+        annotations, label = unit.metadata.annotations, pod.metadata.labels.get(Label.UNIT_UID)
+        names_pod = annotations.get(Annotation.SOURCE_STOCK_UID) == pod.metadata.uid
+        is_from_pool = bool(annotations.get(Annotation.SOURCE_STOCK_POOL))
+        return names_pod and is_from_pool and label in (None, unit.metadata.uid)
 
     async def _check_attachment(self, storage: GPUStorage) -> None:
         attachment = storage.spec.attached_to

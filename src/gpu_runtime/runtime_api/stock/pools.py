@@ -11,6 +11,7 @@ from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Gone
 from gpu_runtime.contract.operation_rules import has_succeeded, is_finished, owned_manifest
 from gpu_runtime.contract.operation_transitions import Transition
+from gpu_runtime.contract.prepared_pods import takeable_pods
 from gpu_runtime.contract.recorded_requests import RecordedPoolRequest, recorded_request
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.kube.client import KubeClient
@@ -100,16 +101,20 @@ class PoolService:
     def list(self, query: ListPools) -> tuple[list[PoolView], str | None]:
         matching = [pool for pool in self.informers.pools.store.all() if _matches(pool, query)]
         pools, continuation = paginate(matching, lambda pool: pool.metadata.key, query.limit, query.after)
-        return [pool_view(pool) for pool in pools], continuation
+        return [self._view(pool) for pool in pools], continuation
 
     async def get(self, namespace: str, name: str) -> PoolView:
         key = pool_key(namespace, name, self.namespaces)
-        return pool_view(await self._access.get(key))
+        return self._view(await self._access.get(key))
 
     async def delete(self, namespace: str, name: str) -> None:
         pool = await self._access.get_live(pool_key(namespace, name, self.namespaces))
         for uid in await self.operations.finish_creator(pool):
             await delete_this(self.client, self.informers.pools, pool.metadata.key, uid)
+
+    def _view(self, pool: StockPool) -> PoolView:
+        prepared = takeable_pods(pool, self.informers.prepared_pods_of(pool)) if pool.spec.adoptable else []
+        return pool_view(pool, len(prepared))
 
     async def _check_name_available(self, request: RecordedPoolRequest) -> None:
         """Raise AlreadyExists before the operation is recorded, so that its operationID stays unused.

@@ -9,8 +9,10 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.gpu_unit import Access
 from gpu_runtime.contract.crd.markers import openapi
 from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION, OperationID
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.template import Count, Image, SpecName, Template
 from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, NAME_PATTERN
@@ -42,6 +44,18 @@ class CreateStockPool(Body, Reservation, frozen=True, kw_only=True):
     template: Template = Template()
     """Command, arguments, environment variables and ports of the container. Without command and args, a replica only
     sleeps."""
+
+    adoptable: bool = False
+    """Whether a create request in the same namespace may take a replica. Then the running replica becomes the unit, and
+    the pool starts another replica. The request must have the specName, image, template, access and probes of the pool.
+    """
+
+    access: Access | None = None
+    """The port and the scheme of the units' URLs. Only for adoptable pools."""
+
+    probes: Probes | None = None
+    """How Kubernetes checks the program. If readiness is omitted, the replicas have the readiness probe that the API
+    adds to a unit. Only for adoptable pools."""
 
 
 class SeedStock(Body, Reservation, frozen=True, kw_only=True):

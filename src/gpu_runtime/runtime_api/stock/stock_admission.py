@@ -39,7 +39,8 @@ def admit_pool(
     }
     requested = RecordedPoolRequest(**asdict(request) | defaults)
     spec = normalize_pool(requested.pool_spec())
-    normalized = replace(requested, image=spec.image, template=spec.template, **reservation_fields(spec))
+    changes = {"image": spec.image, "template": spec.template, "access": spec.access, **reservation_fields(spec)}
+    normalized = replace(requested, **changes)
     require_valid(
         *operation_id_errors(normalized.operation_id),
         *name_errors(normalized.name, max_length=MAX_POOL_NAME_LENGTH),

@@ -1,4 +1,4 @@
-"""Seeds and lists stock units, with their HTTP routes. The handoff claims stock units."""
+"""Seeds, lists and withdraws stock units, with their HTTP routes. The handoff claims stock units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,23 @@ from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import OperationTarget
-from gpu_runtime.contract.errors import AdmissionDenied, OperationReused, QuotaExceeded
+from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.errors import (
+    AdmissionDenied,
+    NotFound,
+    OperationReused,
+    QuotaExceeded,
+    StockClaimed,
+    WriteConflict,
+)
 from gpu_runtime.contract.operation_rules import is_claimed, is_finished
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.http.paging import paginate
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, Scope
 from gpu_runtime.runtime_api.jobs.view import JobView, job_view
+from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import RecordedOperation
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
@@ -25,6 +36,7 @@ STOCK_UNITS_PATH = "/api/v1/operator/stock-units"
 
 @dataclass(frozen=True)
 class StockUnitService:
+    client: KubeClient
     informers: APIInformers
     operations: OperationRunner
     namespace: str
@@ -36,6 +48,31 @@ class StockUnitService:
         if not is_finished(recorded.operation):
             self.operations.enqueue(recorded.operation)
         return recorded
+
+    @property
+    def _access(self) -> ObjectAccess[GPUUnit]:
+        missing = "stock unit {name!r} does not exist"
+        return ObjectAccess(self.client, self.informers.units, "stock unit", missing, (self.namespace,))
+
+    async def withdraw(self, name: str) -> None:
+        """Delete a stock unit that no handoff has claimed. The garbage collector deletes its pod."""
+        key = self._access.key(self.namespace, name)
+        await self.operations.finish_creator(await self._access.get_live(key))  # or the seeding would create it again
+        await self._access.read_and_write(key, self._delete_unclaimed)
+
+    async def _delete_unclaimed(self, unit: GPUUnit) -> None:
+        """Delete the stock unit if it has not changed. Raises KubeConflict if it has, for example by a claim."""
+        metadata = unit.metadata
+        if is_claimed(unit):
+            claimed_by = metadata.annotations[Annotation.CLAIMED_BY]
+            raise StockClaimed(f"stock unit {metadata.name} is claimed by operation {claimed_by}; choose another one")
+        try:
+            await self.client.delete(
+                GPU_UNITS, metadata.key, uid=metadata.uid, resource_version=metadata.resource_version
+            )
+        except KubeNotFound:  # a handoff may have consumed it, so this request has not withdrawn it
+            raise NotFound(f"stock unit {metadata.name!r} does not exist") from None
+        self.informers.units.record_delete(metadata.key, metadata.uid)
 
     def list(self, query: ListStock) -> tuple[list[StockUnitView], str | None]:
         matching = [unit for unit in self._cached_units(query.spec_name) if _matches(unit, query)]
@@ -85,3 +122,13 @@ async def list_stock_units(stock: StockUnitService, request: APIRequest[None, Li
     """List stock units."""
     units, continuation = stock.list(request.query)
     return APIResponse(200, units, continuation)
+
+
+@STOCK_UNITS.route("DELETE", STOCK_UNITS_PATH + "/{name}", {204: None}, faults=(NotFound, StockClaimed, WriteConflict))
+async def withdraw_stock_unit(stock: StockUnitService, request: APIRequest[None, NoQuery]) -> APIResponse:
+    """Withdraw a stock unit.
+
+    Deletes a stock unit that no create request has claimed. Its GPUs become free. The API does not seed it again.
+    """
+    await stock.withdraw(request.path["name"])
+    return APIResponse(204)

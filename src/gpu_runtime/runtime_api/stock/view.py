@@ -3,7 +3,8 @@
 from msgspec import field, structs
 
 from gpu_runtime.contract.crd.conditions import UnitPhase, current_ready_condition, known_phase
-from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import reservation_fields
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.template import Template
@@ -47,6 +48,18 @@ class PoolView(View, frozen=True, kw_only=True):
 
     template: Template
     """Command, arguments, environment variables and ports of the container."""
+
+    adoptable: bool
+    """Whether a create request may take a replica."""
+
+    prepared: int
+    """The number of replicas that a create request can take now. 0 if the pool is not adoptable."""
+
+    access: Access | None = None
+    """The port and the scheme of the units that the replicas become."""
+
+    probes: Probes | None = None
+    """How Kubernetes checks the program of an adoptable pool."""
 
     phase: UnitPhase
     """Empty (no replicas desired), Progressing, Ready or Failed."""
@@ -132,8 +145,8 @@ class StockUnitView(View, frozen=True, kw_only=True):
     """When the stock unit was created."""
 
 
-def pool_view(pool: StockPool) -> PoolView:
-    """Return the view. It has every field of the spec."""
+def pool_view(pool: StockPool, prepared: int = 0) -> PoolView:
+    """Return the view. It has every field of the spec. `prepared` is the number of pods that a handoff can take."""
     metadata, status = pool.metadata, pool.status
     return PoolView(
         **common_fields(pool),
@@ -141,6 +154,7 @@ def pool_view(pool: StockPool) -> PoolView:
         phase=phase_of(pool),
         available=status.available,
         allocated=status.allocated,
+        prepared=prepared,
         service_name=status.service_name,
         operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
     )

@@ -18,15 +18,18 @@ the status contains the current stock and attempt. After the first such write, o
 operation. If the Operation exists already, the handoff releases its own choice and continues with the recorded one.
 
 The handoff deletes the stock unit last. Before the commit it can still undo everything: one write releases the claim.
-The pod of the active unit waits until the pod of the stock unit is deleted. Every replica may repeat every step, and a
-process may crash between two steps. A replay of the request, or the recovery of any replica, continues from the
+The pod of the active unit starts as soon as the scheduler finds free GPUs: those of the stock unit, or others. Every
+replica may repeat every step, and a process may crash between two steps. A replay of the request, or the recovery of
+any replica, continues from the
 Operation. `handoff_decision` decides every step, and this module executes it.
 """
 
 import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
+from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_storage import Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import Operation, OperationTarget, SourceStock
@@ -41,9 +44,12 @@ from gpu_runtime.contract.operation_rules import (
     ownership,
 )
 from gpu_runtime.contract.operation_transitions import Committed, StockLost, Transition
+from gpu_runtime.contract.prepared_pods import claim_patch
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest, recorded_request
+from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.live_objects import create_or_read, delete_this, patch_unchanged, read_live
 from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.process.background_queue import BackgroundQueue
@@ -62,17 +68,28 @@ from gpu_runtime.runtime_api.units.handoff_decision import (
     ReadLive,
     ReadOperation,
     RefuseRequest,
+    ReleaseStock,
     StepBack,
     WriteAttachment,
     WriteClaim,
     decide,
 )
-from gpu_runtime.runtime_api.units.stock_selector import StockSelector
+from gpu_runtime.runtime_api.units.metrics import StockMetrics
+from gpu_runtime.runtime_api.units.stock_selector import StockOffer, StockSelector
+
+S = TypeVar("S", GPUUnit, Pod)
 
 MAX_CONCURRENT_HANDOFFS = 8
 """Maximum number of create requests that this replica processes at the same time. Further requests wait in the order
 of their arrival. Without the limit all of them would compete for the API server in every step, and none would finish
 before its timeout."""
+
+DELETION_DELAY_SECONDS = 3.0
+"""How long consumed stock stays after the response at most. It is deleted when the unit is Ready. To end the stock pod,
+the node needs CPU time, and the pod of the unit would start later. If the pod of the unit needs the GPUs of the stock,
+the controller manager ends the stock pod before."""
+
+READY_POLL_SECONDS = 0.1
 
 
 @dataclass
@@ -98,6 +115,8 @@ class Handoff:
     attacher: StorageAttacher
     deletions: BackgroundQueue
     """Deletes consumed stock after the response. Until then, its claim prevents other operations from using it."""
+    metrics: StockMetrics = field(default_factory=StockMetrics)
+    deletion_delay: float = DELETION_DELAY_SECONDS
     _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HANDOFFS))
 
     async def create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
@@ -118,7 +137,7 @@ class Handoff:
 
     async def _check_references(self, request: RecordedUnitRequest) -> None:
         """Raise Invalid if a storage does not exist or no stock is large enough, before the operation is recorded."""
-        errors = self.stock_selector.too_small(request.stock_namespace, request.spec_name, request.template)
+        errors = self.stock_selector.too_small(request)
         errors = (*errors, *await self.attacher.find_missing(request.namespace, request.storage_mounts))
         if errors and await self.driver.store.find(request.operation_id) is None:
             raise Invalid(errors)
@@ -132,7 +151,7 @@ class Handoff:
         request, stock = run.request, None
         target = OperationTarget(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
         if may_choose_stock(request, self._observe(run, ObjectKey(request.namespace, request.name), None)):
-            stock = await self._hold_stock(run)
+            stock = (await self._hold_stock(run)).stock
         try:
             return (await self.driver.store.record(request, target, stock)).operation
         except BaseException:
@@ -146,8 +165,8 @@ class Handoff:
         finally:
             self._release_hold(run)
         stock = operation.status.stock
-        if run.unit is not None and stock is not None and has_succeeded(operation):
-            self._enqueue_deletion(stock)
+        if run.unit is not None and stock is not None and not stock.is_prepared and has_succeeded(operation):
+            self._enqueue_deletion(stock, run.unit)
         return operation
 
     async def _step(self, run: HandoffRun, operation: Operation) -> Operation:
@@ -174,7 +193,8 @@ class Handoff:
     def _observe(self, run: HandoffRun, unit: ObjectKey, stock: SourceStock | None) -> ObservedHandoff:
         """Observe the cached objects. This makes no request."""
         namespace, units = run.request.namespace, self.informers.units.store
-        cached = units.get(ObjectKey(stock.namespace, stock.name)) if stock is not None else None
+        informer = self._stock_informer(stock)
+        cached = informer.store.get(ObjectKey(stock.namespace, stock.name)) if stock and informer else None
         return ObservedHandoff(
             unit=units.get(unit),
             stock=_same_stock(cached, stock),
@@ -191,17 +211,23 @@ class Handoff:
             case HoldStock():
                 self._release_hold(run)
                 offer = await self._hold_stock(run)
-                return replace(observed, offer=offer, is_stock_exhausted=offer is None)
+                if offer.stock is None:
+                    self.metrics.count_refused(run.request.spec_name, offer.missed)
+                return replace(observed, offer=offer.stock, missed=None if offer.stock else offer.missed)
             case WriteAttachment(name, storage, holder):
                 return _with_storage(observed, name, await self.attacher.write(storage, holder))
-            case WriteClaim(unit, operation_id):
-                return await self._write_claim(run, unit, operation_id, observed)
-            case CreateActiveUnit(stock):
-                return await self._create_unit(run, operation, stock, observed)
+            case WriteClaim(stock) | ReleaseStock(stock):
+                claims = isinstance(action, WriteClaim)
+                current = await (self._claim_stock(operation, stock) if claims else self._release_stock(stock))
+                self._release_hold(run)
+                return replace(observed, stock=current, live=observed.live | {STOCK})
+            case CreateActiveUnit(source):
+                return await self._create_unit(run, operation, source, observed)
             case DeleteUnit(unit):
                 await self._delete_unit(unit)
                 return replace(observed, unit=None)
-        raise AssertionError(f"{action} is not an action on objects")
+            case _:
+                raise AssertionError(f"{action} is not an action on objects")
 
     async def _read_live(
         self, operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff, subject: str
@@ -210,18 +236,31 @@ class Handoff:
         if subject == UNIT:
             return replace(observed, live=live, unit=await self._read_live_unit(operation.target_key))
         if subject == STOCK:
-            key = ObjectKey(stock.namespace, stock.name) if stock is not None else None
-            found = await self._read_live_unit(key) if key is not None else None
+            informer, key = self._stock_informer(stock), ObjectKey(stock.namespace, stock.name) if stock else None
+            found = await read_live(self.client, informer, key) if informer is not None and key is not None else None
             return replace(observed, live=live, stock=_same_stock(found, stock))
         return _with_storage(observed, subject, await self.attacher.read_live(request.namespace, subject))
 
-    async def _write_claim(
-        self, run: HandoffRun, unit: GPUUnit, operation_id: str | None, observed: ObservedHandoff
-    ) -> ObservedHandoff:
-        patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: operation_id}}}
-        current = await patch_unchanged(self.client, self.informers.units, unit, patch)
-        self._release_hold(run)
-        return replace(observed, stock=current, live=observed.live | {STOCK})
+    async def _claim_stock(self, operation: Operation, stock: GPUUnit | Pod) -> GPUUnit | Pod | None:
+        if isinstance(stock, Pod):
+            informer = self.informers.prepared_pods[stock.metadata.namespace]
+            return await patch_unchanged(self.client, informer, stock, claim_patch(operation))
+        patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: operation.spec.operation_id}}}
+        return await patch_unchanged(self.client, self.informers.units, stock, patch)
+
+    async def _release_stock(self, stock: GPUUnit | Pod) -> GPUUnit | None:
+        if isinstance(stock, Pod):
+            informer = self.informers.prepared_pods[stock.metadata.namespace]
+            await delete_this(self.client, informer, stock.metadata.key, stock.metadata.uid)
+            return None
+        patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: None}}}
+        return await patch_unchanged(self.client, self.informers.units, stock, patch)
+
+    def _stock_informer(self, stock: SourceStock | None) -> Informer[Any] | None:
+        """The informer of the stock. None if the settings do not contain the namespace of a prepared pod any more."""
+        if stock is not None and stock.is_prepared:
+            return self.informers.prepared_pods.get(stock.namespace)
+        return self.informers.units
 
     async def _create_unit(
         self, run: HandoffRun, operation: Operation, stock: SourceStock, observed: ObservedHandoff
@@ -241,6 +280,8 @@ class Handoff:
         written = await self.driver.store.write(operation, transition)
         if isinstance(transition, Committed):
             run.unit, run.committed = observed.unit, True
+            if stock := written.status.stock:
+                self.metrics.count_created(run.request.spec_name, stock)
         return written
 
     async def _refuse(self, operation: Operation, fault: RuntimeFault) -> Operation:
@@ -263,10 +304,22 @@ class Handoff:
     async def _delete_unit(self, unit: GPUUnit) -> None:
         await delete_this(self.client, self.informers.units, unit.metadata.key, unit.metadata.uid)
 
-    def _enqueue_deletion(self, stock: SourceStock) -> None:
-        key, informer = ObjectKey(stock.namespace, stock.name), self.informers.units
+    def _enqueue_deletion(self, stock: SourceStock, unit: GPUUnit) -> None:
+        delete_at = asyncio.get_running_loop().time() + self.deletion_delay
+
+        async def delete() -> None:
+            while asyncio.get_running_loop().time() < delete_at and self._is_starting(unit):  # noqa: ASYNC110 - a cache
+                await asyncio.sleep(READY_POLL_SECONDS)
+            await delete_this(self.client, self.informers.units, ObjectKey(stock.namespace, stock.name), stock.uid)
+
         fields = {"namespace": stock.namespace, "object_name": stock.name, "uid": stock.uid}
-        self.deletions.enqueue(stock.uid, lambda: delete_this(self.client, informer, key, stock.uid), fields)
+        self.deletions.enqueue(stock.uid, delete, fields)
+
+    def _is_starting(self, unit: GPUUnit) -> bool:
+        cached = self.informers.units.store.get(unit.metadata.key)
+        return (
+            cached is not None and cached.metadata.uid == unit.metadata.uid and cached.status.phase != UnitPhase.READY
+        )
 
     async def _get_created_unit(self, operation: Operation) -> GPUUnit:
         """Return the unit that a succeeded operation created. Raises Gone if it was deleted."""
@@ -284,11 +337,10 @@ class Handoff:
     async def _read_live_unit(self, key: ObjectKey) -> GPUUnit | None:
         return await read_live(self.client, self.informers.units, key)
 
-    async def _hold_stock(self, run: HandoffRun) -> SourceStock | None:
-        request = run.request
-        stock = await self.stock_selector.hold(request.stock_namespace, request.spec_name, request.template)
-        run.held_uid = stock.uid if stock is not None else ""
-        return stock
+    async def _hold_stock(self, run: HandoffRun) -> StockOffer:
+        offer = await self.stock_selector.hold(run.request)
+        run.held_uid = offer.stock.uid if offer.stock is not None else ""
+        return offer
 
     def _release_hold(self, run: HandoffRun) -> None:
         self.stock_selector.release_hold(run.held_uid)
@@ -310,13 +362,17 @@ def unit_manifest(operation: Operation, request: RecordedUnitRequest, stock: Sou
         Annotation.SOURCE_STOCK_NAMESPACE: stock.namespace,
         Annotation.SOURCE_STOCK_UID: stock.uid,
     }
-    if stock.node:
-        annotations[Annotation.SOURCE_STOCK_NODE] = stock.node
+    optional = {
+        Annotation.SOURCE_STOCK_NODE: stock.node,
+        Annotation.SOURCE_STOCK_POOL: stock.pool,
+        Annotation.SOURCE_STOCK_MISSED: stock.missed,
+    }
+    annotations |= {name: value for name, value in optional.items() if value}
     return owned_manifest(operation, operation.target_key, request.unit_spec(stock), **annotations)
 
 
-def _same_stock(found: GPUUnit | None, stock: SourceStock | None) -> GPUUnit | None:
-    """Return the stock unit, or None if the found unit is a later unit with its name."""
+def _same_stock(found: S | None, stock: SourceStock | None) -> S | None:
+    """Return the stock unit or pod, or None if the found object is a later object with its name."""
     return found if found is not None and stock is not None and found.metadata.uid == stock.uid else None
 
 

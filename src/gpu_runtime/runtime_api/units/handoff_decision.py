@@ -26,7 +26,10 @@ from gpu_runtime.contract.operation_rules import (
     stock_state,
 )
 from gpu_runtime.contract.operation_transitions import Committed, RolledBack, StockSelected, Transition, rollback
+from gpu_runtime.contract.prepared_pods import is_free
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.contract.stock_grades import StockGrade, StockMiss
+from gpu_runtime.kube.builtin_kinds import Pod
 
 UNIT, STOCK = "unit", "stock"
 """What a live read can read, besides storages."""
@@ -38,14 +41,14 @@ class ObservedHandoff:
 
     unit: GPUUnit | None = None
     """The unit with the requested name."""
-    stock: GPUUnit | None = None
-    """The stock unit of the current attempt."""
+    stock: GPUUnit | Pod | None = None
+    """The stock unit, or the prepared pod, of the current attempt."""
     storages: Mapping[str, GPUStorage | None] = field(default_factory=dict)
     """The storages to mount, by name."""
     offer: SourceStock | None = None
-    """A stock unit that this run holds for the next attempt."""
-    is_stock_exhausted: bool = False
-    """Whether the stock selector found no stock unit to hold."""
+    """The stock that this run holds for the next attempt."""
+    missed: Mapping[StockGrade, StockMiss] | None = None
+    """Why the stock selector found no stock of any grade. None if it was not asked, or found stock."""
     rejection: RuntimeFault | None = None
     """Why the cluster rejects the unit permanently."""
     live: frozenset[str] = frozenset()
@@ -61,7 +64,7 @@ class ReadLive:
 
 @dataclass(frozen=True)
 class HoldStock:
-    """Hold a stock unit for the next attempt."""
+    """Hold stock for the next attempt."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,16 @@ class WriteAttachment:
 
 @dataclass(frozen=True)
 class WriteClaim:
-    """Set the claim on the stock unit, or release it if the operationID is None."""
+    """Set the claim on the stock unit or prepared pod."""
 
-    stock: GPUUnit
-    operation_id: str | None
+    stock: GPUUnit | Pod
+
+
+@dataclass(frozen=True)
+class ReleaseStock:
+    """Release the claim of the stock unit, or delete the claimed pod, which cannot return to its pool."""
+
+    stock: GPUUnit | Pod
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ HandoffAction = (
     | HoldStock
     | WriteAttachment
     | WriteClaim
+    | ReleaseStock
     | CreateActiveUnit
     | DeleteUnit
     | ReadOperation
@@ -147,10 +157,15 @@ def _select_stock(operation: Operation, request: RecordedUnitRequest, observed: 
         return obstacle
     if observed.offer is not None:
         return StockSelected(observed.offer)
-    if not observed.is_stock_exhausted:
+    if observed.missed is None:
         return HoldStock()
-    text = f"no Ready stock of {request.spec_name} is available; seed stock, or try again later"
-    return _refuse(operation, NoStock(text))
+    return _refuse(operation, NoStock(no_stock_text(request.spec_name, observed.missed)))
+
+
+def no_stock_text(spec_name: str, missed: Mapping[StockGrade, StockMiss]) -> str:
+    reasons = "; ".join(f"{grade}: {miss}" for grade, miss in missed.items() if grade is not StockGrade.RESERVED)
+    text = f"no Ready stock of {spec_name} is available; seed stock, or try again later"
+    return f"{text} ({reasons})" if reasons else text
 
 
 def _obstacle(
@@ -188,13 +203,19 @@ def _attach(operation: Operation, request: RecordedUnitRequest, observed: Observ
 
 
 def _claim(operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff) -> HandoffAction | None:
-    stock, operation_id = observed.stock, operation.spec.operation_id
-    if stock is not None and is_claimed_by(stock, operation_id):
+    stock = observed.stock
+    if stock is not None and is_claimed_by(stock, operation.spec.operation_id):
         return None
-    # The seeding was checked when the stock unit was selected.
-    if stock is not None and stock_state(stock, Seeding()) is StockState.FREE:
-        return WriteClaim(stock, operation_id)
+    if stock is not None and _is_claimable(stock):
+        return WriteClaim(stock)
     return _select_stock(operation, request, observed) if STOCK in observed.live else ReadLive(STOCK)
+
+
+def _is_claimable(stock: GPUUnit | Pod) -> bool:
+    if isinstance(stock, Pod):
+        return is_free(stock)
+    # The seeding was checked when the stock unit was selected.
+    return stock_state(stock, Seeding()) is StockState.FREE
 
 
 def _create_and_commit(operation: Operation, stock: SourceStock, observed: ObservedHandoff) -> HandoffAction:
@@ -219,7 +240,7 @@ def _undo(operation: Operation, request: RecordedUnitRequest, observed: Observed
     if observed.unit is not None and ownership(operation, observed.unit) is Ownership.ORPHANED:
         return DeleteUnit(observed.unit)
     if observed.stock is not None and is_claimed_by(observed.stock, operation.spec.operation_id):
-        return WriteClaim(observed.stock, None)
+        return ReleaseStock(observed.stock)
     for name in request.storage_names:
         storage = observed.storages.get(name)
         if storage is not None and is_attached_by(storage, operation):
@@ -233,8 +254,10 @@ def attachment_of(operation: Operation) -> Attachment:
     return Attachment(unit=spec.target.name, operation_id=spec.operation_id, operation_uid=uid, attempt=attempt)
 
 
-def is_claimed_by(stock: GPUUnit, operation_id: str) -> bool:
-    return stock.metadata.annotations.get(Annotation.CLAIMED_BY) == operation_id
+def is_claimed_by(stock: GPUUnit | Pod, operation_id: str) -> bool:
+    """Whether the operation has claimed the stock. A claimed pod that is being deleted is lost."""
+    is_lost = isinstance(stock, Pod) and stock.metadata.deletion_timestamp is not None
+    return stock.metadata.annotations.get(Annotation.CLAIMED_BY) == operation_id and not is_lost
 
 
 def _name_conflict(named: RecordedUnitRequest | OperationTarget) -> AlreadyExists:

@@ -16,14 +16,23 @@ from gpu_runtime.contract.crd.operation import OperationID
 from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
 from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH, NAME_PATTERN
+from gpu_runtime.contract.stock_grades import StockGrade
 from gpu_runtime.runtime_api.http.paging import PagedQuery
 from gpu_runtime.runtime_api.http.route import Body, Query
 
 
-class CreateUnit(Body, frozen=True, kw_only=True):
-    """An active unit to create from one Ready stock unit of the same specName.
+class StockChoice(Body, frozen=True, kw_only=True):
+    """Which stock the unit may use."""
 
-    The unit keeps the memory, GPUs, CPUs and ephemeral storage of the stock unit.
+    grades: tuple[StockGrade, ...] = ()
+    """The grades that the unit may use: prepared, reserved. Default: all. The API uses the warmest grade that fits."""
+
+
+class CreateUnit(Body, frozen=True, kw_only=True):
+    """An active unit to create from stock of the same specName: from a prepared pod of an adoptable pool, if one fits
+    the request, otherwise from a stock unit.
+
+    The unit keeps the memory, GPUs, CPUs and ephemeral storage of the stock.
     """
 
     operation_id: OperationID = field(name="operationID")
@@ -40,6 +49,9 @@ class CreateUnit(Body, frozen=True, kw_only=True):
 
     stock_namespace: str = ""
     """The namespace of the stock. Default: the configured stock namespace, which is the only allowed value."""
+
+    stock: StockChoice | None = None
+    """Restricts the stock that the unit may use. Default: any stock of the flavor."""
 
     image: Image
     """The container image."""

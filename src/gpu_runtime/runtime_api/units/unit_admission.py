@@ -13,7 +13,9 @@ from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.errors import Invalid, LifetimeEnded, require_valid
-from gpu_runtime.contract.recorded_requests import RecordedUnitRequest, with_default_probe
+from gpu_runtime.contract.prepared_units import with_default_probe
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.contract.stock_grades import StockGrade
 from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS, STOP_FIELDS, extension, format_time, is_run_ended
 from gpu_runtime.contract.validation import (
     FieldError,
@@ -28,7 +30,7 @@ from gpu_runtime.contract.validation.lifetimes import lifetime_change_errors
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.kube.quantity import canonical_quantity
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
-from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
+from gpu_runtime.runtime_api.units.requests import CreateUnit, StockChoice, UpdateUnit
 
 MUTABLE_FIELDS = ("image", "template", "access", "probes", "storage_mounts", "serverless", *LIFETIME_FIELDS)
 """Fields that an update may change. The other fields belong to the reservation of the stock."""
@@ -38,11 +40,16 @@ def admit_unit(
     request: CreateUnit, namespaces: APINamespaceSettings, policy: PodPolicy = DEFAULT_POD_POLICY
 ) -> RecordedUnitRequest:
     """Return the normalized request with the configured defaults, as it is recorded. Raises Invalid."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "namespace": request.namespace or namespaces.units[0],
         "stock_namespace": request.stock_namespace or namespaces.stock,
     }
-    requested = RecordedUnitRequest(**structs.asdict(request) | defaults)
+    fields = structs.asdict(request)
+    stock: StockChoice | None = fields.pop("stock")
+    grades = {grade.value for grade in stock.grades} if stock else set()
+    # In a fixed order, so that requests with the same meaning have the same hash.
+    defaults["grades"] = tuple(grade.value for grade in StockGrade if grade.value in grades)
+    requested = RecordedUnitRequest(**fields | defaults)
     spec = normalize_unit(requested.unit_spec())
     # The API adds its probe to the unit, not to the request: the hash covers only what the caller sent.
     normalized = {field: getattr(spec, field) for field in MUTABLE_FIELDS if field != "probes"}
@@ -52,6 +59,7 @@ def admit_unit(
         *name_errors(admitted.name),
         *namespace_errors(admitted.namespace, namespaces.units, "units"),
         *_stock_namespace_errors(admitted.stock_namespace, namespaces),
+        *_grade_errors(stock),
         *unit_errors(spec, UnitRole.ACTIVE, policy=policy),
     )
     return admitted
@@ -114,6 +122,12 @@ def _stock_namespace_errors(namespace: str, namespaces: APINamespaceSettings) ->
         yield FieldError(
             "stockNamespace", f"{namespace!r} is not the stock namespace; use {namespaces.stock}, or omit it"
         )
+
+
+def _grade_errors(stock: StockChoice | None) -> FieldErrors:
+    if stock is not None and not stock.grades:
+        known = ", ".join(StockGrade)
+        yield FieldError("stock.grades", f"is empty; name at least one of {known}, or omit stock")
 
 
 def _reservation_errors(spec: GPUUnitSpec, request: UpdateUnit) -> FieldErrors:

@@ -7,21 +7,32 @@ from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, LifetimeSeconds, 
 from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.stock_grades import StockGrade
 from gpu_runtime.runtime_api.http.route import View
 from gpu_runtime.runtime_api.object_view import ConditionView, common_fields, condition_view, is_ready
 
 
 class SourceStockView(View, frozen=True, kw_only=True):
-    """The stock unit that became this unit. The stock unit itself is deleted."""
+    """The stock that became this unit: a stock unit, which is deleted, or a prepared pod, which is the unit's pod."""
+
+    grade: StockGrade
+    """prepared: a running pod of a pool became the unit's pod. reserved: a stock unit reserved the GPUs."""
 
     name: str
-    """The name of the stock unit."""
+    """The name of the stock unit or of the prepared pod."""
 
     namespace: str
-    """The namespace of the stock unit."""
+    """The namespace of the stock unit or of the prepared pod."""
 
     uid: str
-    """The UID of the stock unit."""
+    """The UID of the stock unit or of the prepared pod."""
+
+    pool: str | None = None
+    """The pool of the prepared pod."""
+
+    missed: str | None = None
+    """Why no prepared pod was used: no pool, image differs, template differs, storage mounts, function or none
+    ready."""
 
 
 class UnitView(View, frozen=True, kw_only=True):
@@ -133,7 +144,7 @@ class UnitView(View, frozen=True, kw_only=True):
     """The operation that created the unit."""
 
     source_stock: SourceStockView | None = None
-    """The stock unit that the unit was created from."""
+    """The stock that the unit was created from."""
 
 
 def unit_view(unit: GPUUnit) -> UnitView:
@@ -164,7 +175,11 @@ def _source_stock(annotations: dict[str, str]) -> SourceStockView | None:
     name = annotations.get(Annotation.SOURCE_STOCK_NAME)
     if not name:
         return None
+    pool = annotations.get(Annotation.SOURCE_STOCK_POOL)
     return SourceStockView(
+        grade=StockGrade.PREPARED if pool else StockGrade.RESERVED,
+        pool=pool,
+        missed=annotations.get(Annotation.SOURCE_STOCK_MISSED),
         name=name,
         namespace=annotations.get(Annotation.SOURCE_STOCK_NAMESPACE, ""),
         uid=annotations.get(Annotation.SOURCE_STOCK_UID, ""),

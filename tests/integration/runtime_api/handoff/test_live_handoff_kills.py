@@ -6,11 +6,32 @@ After each kill no stock unit is lost, no stock unit is consumed twice, and no h
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
+from gpu_runtime.contract.crd.well_known import Annotation, Label
+from tests.integration.controller_manager.conftest import Object
 from tests.integration.runtime_api.handoff.kube_write_proxy import KubeWriteProxy, kube_write_proxy
-from tests.integration.runtime_api.live_platform import ApiCaller, LivePlatform
+from tests.integration.runtime_api.live_platform import (
+    ApiCaller,
+    ApiResponse,
+    LiveApiProcess,
+    LivePlatform,
+    operation_state,
+    until,
+)
+from tests.integration.runtime_api.stock.test_live_prepared_pods import (
+    create,
+    create_pool,
+    delete_pool,
+    is_ready,
+    pods_of,
+    pool_pods,
+    unit_pods,
+    wait_full,
+    wait_unit,
+)
 from tests.integration.runtime_api.stock_conservation import wait_conserved
 
 HANDOFF_WRITES = {
@@ -20,7 +41,15 @@ HANDOFF_WRITES = {
     "commit": "PATCH operations/status",
     "release": "DELETE gpuunits",
 }
-"""The writes of one create request, in order. The replica sends its response before the last write."""
+"""The writes of one create request, in order. The replica sends its response before it releases the stock."""
+PREPARED_WRITES = {
+    "record": "POST operations",
+    "claim": "PATCH pods",
+    "create": "POST gpuunits",
+    "commit": "PATCH operations/status",
+}
+"""The writes of a create request that takes a prepared pod."""
+LAST_WRITE_BEFORE_RESPONSE = 4
 FIRST_WRITE_AFTER_STOCK_CHOICE = 2
 """From this write on, recovery finishes the operation, because the recorded Operation names the chosen stock unit.
 
@@ -35,11 +64,16 @@ class KillCase:
     iteration: int
     write: int
     after_write: bool
+    grade: str = "reserved"
 
     @property
     def name(self) -> str:
-        step = tuple(HANDOFF_WRITES)[self.write - 1]
-        return f"kill-{self.iteration}-{step}-{'after-write' if self.after_write else 'before-write'}"
+        step = tuple(self.writes)[self.write - 1]
+        return f"kill-{self.grade}-{self.iteration}-{step}-{'after-write' if self.after_write else 'before-write'}"
+
+    @property
+    def writes(self) -> dict[str, str]:
+        return PREPARED_WRITES if self.grade == "prepared" else HANDOFF_WRITES
 
     @property
     def is_resumed_by_recovery(self) -> bool:
@@ -49,9 +83,9 @@ class KillCase:
     def allowed_statuses(self) -> set[int]:
         """The allowed statuses of the killed request. 0 means that the caller received no response.
 
-        A kill at the last write can come before or after the caller has received the response.
+        A kill after the commit can come before or after the caller has received the response.
         """
-        return {0, 201} if self.write == len(HANDOFF_WRITES) else {0}
+        return {0, 201} if self.write > LAST_WRITE_BEFORE_RESPONSE else {0}
 
 
 @pytest.mark.parametrize("iteration", range(2))
@@ -85,14 +119,67 @@ async def test_replica_killed_at_any_write_leaves_no_partial_handoff(
         assert (len(snapshot.stock_of(case.name)), len(snapshot.units_of(case.name))) == (1, 1), case.name
 
 
+async def test_replica_killed_at_any_write_of_an_adoption_loses_no_pod(
+    platform: LivePlatform, api_client: ApiCaller
+) -> None:
+    cases = [
+        KillCase(0, write, after_write, "prepared")
+        for write in range(1, len(PREPARED_WRITES) + 1)
+        for after_write in (False, True)
+    ]
+    await asyncio.gather(*(create_pool(api_client, case.name, image="python:3.12") for case in cases))
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(
+                kube_write_proxy(platform, case.name, case.write, after_write=case.after_write)
+            )
+            for case in cases
+        ]
+        await api_client.start_replicas(*(proxy.replica for proxy in proxies))
+        await asyncio.gather(
+            *(kill_at_write(api_client, case, proxy) for case, proxy in zip(cases, proxies, strict=True))
+        )
+    resumed = {f"make-{case.name}" for case in cases if case.is_resumed_by_recovery}
+    await until(partial(have_succeeded, api_client, resumed), "recovery has finished the operations")
+    await replay_on_another_replica(platform, api_client, cases)
+    for case in cases:
+        unit = await wait_unit(api_client, case.name, is_ready)
+        (pod,) = await unit_pods(api_client, case.name)
+        assert pod["metadata"]["uid"] == unit["metadata"]["annotations"][Annotation.SOURCE_STOCK_UID], case.name
+        await wait_full(api_client, case.name)
+        (waiting,) = await pool_pods(api_client, case.name)
+        assert waiting["metadata"]["uid"] != pod["metadata"]["uid"]
+        assert (await api_client.delete_unit(platform.shared_replicas[0], case.name)).status == 204
+        await delete_pool(api_client, case.name)
+    claimed = [pod for pod in await pods_of(api_client, **{Label.PREPARED: "true"}) if is_left(pod)]
+    assert not claimed
+
+
+async def have_succeeded(client: ApiCaller, operation_ids: set[str]) -> bool:
+    operations = (await client.snapshot()).operations
+    return all(operation_state(operations[each]) == "Succeeded" for each in operation_ids)
+
+
+def is_left(pod: Object) -> bool:
+    """Whether a handoff has claimed the pod, and no unit owns it."""
+    metadata = pod["metadata"]
+    return Annotation.CLAIMED_BY in metadata.get("annotations", {}) and not metadata.get("ownerReferences")
+
+
 async def kill_at_write(client: ApiCaller, case: KillCase, proxy: KubeWriteProxy) -> None:
-    response = await client.create_unit(proxy.replica, case.name, case.name)
+    response = await send_create(client, proxy.replica, case)
     try:
         await asyncio.wait_for(proxy.fault_reached.wait(), 60)
     except TimeoutError:
         raise AssertionError(f"{case.name}: the replica did not reach the write: {response}, {proxy.writes}") from None
     assert response.status in case.allowed_statuses
-    assert proxy.writes == list(HANDOFF_WRITES.values())[: case.write]
+    assert proxy.writes == list(case.writes.values())[: case.write]
+
+
+async def send_create(client: ApiCaller, replica: LiveApiProcess, case: KillCase) -> ApiResponse:
+    if case.grade == "reserved":
+        return await client.create_unit(replica, case.name, case.name)
+    return await create(client, replica, case.name, case.name, image="python:3.12")
 
 
 async def replay_on_another_replica(platform: LivePlatform, client: ApiCaller, cases: list[KillCase]) -> None:
@@ -101,10 +188,7 @@ async def replay_on_another_replica(platform: LivePlatform, client: ApiCaller, c
     The replay returns 200 if recovery has finished the operation, because the unit is not created again.
     """
     responses = await asyncio.gather(
-        *(
-            client.create_unit(platform.shared_replicas[number % 3], case.name, case.name)
-            for number, case in enumerate(cases)
-        )
+        *(send_create(client, platform.shared_replicas[number % 3], case) for number, case in enumerate(cases))
     )
     statuses = {case.name: response.status for case, response in zip(cases, responses, strict=True)}
     assert statuses == {case.name: 200 if case.is_resumed_by_recovery else 201 for case in cases}

@@ -111,3 +111,8 @@ async def assert_consumable(platform: LivePlatform, client: ApiCaller, case: See
         await until(is_created, f"unit {name} is created")
     excess = await client.create_unit(platform.shared_replicas[2], case.name, f"{case.name}-excess")
     assert (excess.status, excess.code) == (409, "no_stock")
+
+    async def is_deleted() -> bool:
+        return not (await client.snapshot()).stock_of(case.name)
+
+    await until(is_deleted, f"the consumed stock of {case.name} is deleted")

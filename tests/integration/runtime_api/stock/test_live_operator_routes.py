@@ -92,7 +92,7 @@ async def test_request_too_large_for_an_operation_is_rejected(start_replica: Sta
 async def test_every_stock_route_is_documented_with_operator_scope(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         routes = routes_of(replica)
-        assert len({route.name for route in routes.values()}) == len(routes) == 8
+        assert len({route.name for route in routes.values()}) == len(routes) == 9
         for route in routes.values():
             assert route.scope is Scope.OPERATOR
             assert route.summary

@@ -45,6 +45,7 @@ def recovery_of(operations: list[Operation], executor: OperationExecutor) -> Ope
     unfinished, empty = SimpleNamespace(all=lambda: operations), SimpleNamespace(all=list, by_index=lambda *_: [])
     stores = {"unfinished_operations": unfinished, "units": empty, "storages": empty, "pools": empty}
     informers = SimpleNamespace(**{name: SimpleNamespace(store=store) for name, store in stores.items()})
+    informers.claimed_pods = list
 
     async def find(_operation_id: str) -> Operation:
         return operations[0]

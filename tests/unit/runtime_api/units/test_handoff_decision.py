@@ -21,7 +21,9 @@ from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, NoStock, QuotaExceeded, RuntimeFault, StorageInUse
 from gpu_runtime.contract.operation_transitions import Committed, RollbackStarted, RolledBack, StockSelected
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
-from gpu_runtime.kube.meta import ObjectMeta
+from gpu_runtime.contract.stock_grades import StockGrade, StockMiss
+from gpu_runtime.kube.builtin_kinds import Pod, PodStatus
+from gpu_runtime.kube.meta import Condition, ObjectMeta, OwnerReference
 from gpu_runtime.runtime_api.units.handoff import may_choose_stock
 from gpu_runtime.runtime_api.units.handoff_decision import (
     STOCK,
@@ -34,6 +36,7 @@ from gpu_runtime.runtime_api.units.handoff_decision import (
     ReadLive,
     ReadOperation,
     RefuseRequest,
+    ReleaseStock,
     StepBack,
     WriteAttachment,
     WriteClaim,
@@ -46,6 +49,7 @@ OFFER = SourceStock(namespace="runtime-stock", name="stock-2", uid="u2")
 PLAIN = RecordedUnitRequest(operation_id="make", name="web", namespace="batch", spec_name="g1.1", image="python")
 MOUNTS = tuple(StorageMount(name=name, mount_path=f"/{name}") for name in ("b", "a"))
 MOUNTING = msgspec.structs.replace(PLAIN, storage_mounts=MOUNTS)
+NO_STOCK = {StockGrade.PREPARED: StockMiss.NO_POOL, StockGrade.RESERVED: StockMiss.NONE_READY}
 HOLDER = Attachment(unit="web", operation_id="make", operation_uid="op-uid", attempt=1)
 
 
@@ -73,6 +77,20 @@ def stock(claimed_by: str = "", phase: str = "Ready") -> GPUUnit:
     return GPUUnit(metadata=metadata, spec=GPUUnitSpec(spec_name="g1.1"), status=GPUUnitStatus(phase=phase))
 
 
+def pod(claimed_by: str = "", *, ready: str = "True", deleting: bool = False) -> Pod:
+    annotations = {Annotation.CLAIMED_BY: claimed_by} if claimed_by else {}
+    owner = OwnerReference(api_version="apps/v1", kind="ReplicaSet", name="r", uid="r", controller=True)
+    metadata = ObjectMeta(
+        name="warm-1",
+        namespace="batch",
+        uid="u1",
+        annotations=annotations,
+        owner_references=() if claimed_by else (owner,),
+        deletion_timestamp="2026-01-01T00:00:00Z" if deleting else None,
+    )
+    return Pod(metadata=metadata, status=PodStatus(conditions=(Condition(type="Ready", status=ready),)))
+
+
 def storage(attached_to: Attachment | None = None, *, deleting: bool = False) -> GPUStorage:
     metadata = ObjectMeta(name="a", namespace="batch", deletion_timestamp="2026-01-01T00:00:00Z" if deleting else None)
     return GPUStorage(metadata=metadata, spec=GPUStorageSpec(size="1Gi", attached_to=attached_to))
@@ -95,7 +113,7 @@ CASES: dict[str, Case] = {
     # Accepted
     "waiting, no obstacle: hold stock": (WAITING, PLAIN, seen(), HoldStock()),
     "waiting, stock held: next attempt": (WAITING, PLAIN, seen(offer=OFFER), StockSelected(OFFER)),
-    "waiting, no stock: refuse": (WAITING, PLAIN, seen(is_stock_exhausted=True), (RefuseRequest, NoStock)),
+    "waiting, no stock: refuse": (WAITING, PLAIN, seen(missed=NO_STOCK), (RefuseRequest, NoStock)),
     "waiting, cached unit of another owner: read it": (WAITING, PLAIN, seen(unit=FOREIGN), ReadLive(UNIT)),
     "waiting, live unit of another owner: refuse": (
         WAITING,
@@ -152,7 +170,7 @@ CASES: dict[str, Case] = {
         ATTEMPT,
         MOUNTING,
         seen(a=MINE, b=MINE, stock=stock()),
-        WriteClaim(stock(), "make"),
+        WriteClaim(stock()),
     ),
     "cached stock missing: read it": (ATTEMPT, PLAIN, seen(), ReadLive(STOCK)),
     "cached stock claimed by another operation: read it": (ATTEMPT, PLAIN, seen(stock=stock("x")), ReadLive(STOCK)),
@@ -164,11 +182,27 @@ CASES: dict[str, Case] = {
         seen(STOCK, stock=stock("x")),
         HoldStock(),
     ),
+    "prepared pod free: claim": (ATTEMPT, PLAIN, seen(stock=pod()), WriteClaim(pod())),
+    "cached pod not ready: read it": (ATTEMPT, PLAIN, seen(stock=pod(ready="False")), ReadLive(STOCK)),
+    "live pod not ready: hold other stock": (ATTEMPT, PLAIN, seen(STOCK, stock=pod(ready="False")), HoldStock()),
+    "live pod claimed by another operation: hold other stock": (
+        ATTEMPT,
+        PLAIN,
+        seen(STOCK, stock=pod("x")),
+        HoldStock(),
+    ),
+    "pod claimed: create": (ATTEMPT, PLAIN, seen(stock=pod("make")), CreateActiveUnit(SOURCE)),
+    "claimed pod is being deleted: hold other stock": (
+        ATTEMPT,
+        PLAIN,
+        seen(STOCK, stock=pod("make", deleting=True)),
+        HoldStock(),
+    ),
     "other stock held: next attempt": (ATTEMPT, PLAIN, seen(STOCK, offer=OFFER), StockSelected(OFFER)),
     "stock lost, no other stock: step back": (
         ATTEMPT,
         PLAIN,
-        seen(STOCK, is_stock_exhausted=True),
+        seen(STOCK, missed=NO_STOCK),
         (StepBack, NoStock),
     ),
     "stock lost, name in use: step back": (
@@ -216,7 +250,9 @@ CASES: dict[str, Case] = {
     "rollback reads the storages": (UNDOING, MOUNTING, seen(UNIT, STOCK, "a"), ReadLive("b")),
     "rollback deletes the own unit": (UNDOING, MOUNTING, seen(*ALL, unit=unit(), stock=CLAIMED), DeleteUnit(unit())),
     "rollback keeps the unit of another owner": (UNDOING, PLAIN, seen(*ALL, unit=FOREIGN), RolledBack()),
-    "rollback releases the own claim": (UNDOING, MOUNTING, seen(*ALL, stock=CLAIMED), WriteClaim(CLAIMED, None)),
+    "rollback releases the own claim": (UNDOING, MOUNTING, seen(*ALL, stock=CLAIMED), ReleaseStock(CLAIMED)),
+    "rollback deletes the claimed pod": (UNDOING, PLAIN, seen(*ALL, stock=pod("make")), ReleaseStock(pod("make"))),
+    "rollback keeps a pod of the pool": (UNDOING, PLAIN, seen(*ALL, stock=pod()), RolledBack()),
     "rollback keeps the claim of another operation": (UNDOING, PLAIN, seen(*ALL, stock=stock("x")), RolledBack()),
     "rollback detaches the own storages": (UNDOING, MOUNTING, seen(*ALL, b=MINE), WriteAttachment("b", MINE, None)),
     "rollback keeps the storages of another unit": (UNDOING, MOUNTING, seen(*ALL, a=TAKEN), RolledBack()),

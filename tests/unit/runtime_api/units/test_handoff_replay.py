@@ -20,6 +20,7 @@ from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.operations.drive import OperationDriver
 from gpu_runtime.runtime_api.operations.operation_store import RecordedOperation
 from gpu_runtime.runtime_api.units.handoff import Handoff
+from gpu_runtime.runtime_api.units.stock_selector import StockOffer
 from tests.unit.runtime_api.runtime_api_objects import operation
 
 REQUEST = RecordedUnitRequest(operation_id="one", name="web", namespace="batch", spec_name="g1.1", image="python")
@@ -38,8 +39,8 @@ class FailedOperation:
     async def find_missing(self, *_: Any) -> tuple[()]:
         return ()
 
-    async def hold(self, *_: Any) -> None:
-        """No stock is available."""
+    async def hold(self, *_: Any) -> StockOffer:
+        return StockOffer(None, {})
 
     def release_hold(self, uid: str) -> None:
         assert not uid

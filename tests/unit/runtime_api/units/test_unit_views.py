@@ -92,7 +92,12 @@ def test_source_stock_is_read_from_annotations() -> None:
     }
     view = view_of(annotations=annotations, creationTimestamp="2026-01-01T00:00:00Z")
     assert view["operationID"] == "unit-1"
-    assert view["sourceStock"] == {"name": "stock-1", "namespace": "runtime-stock", "uid": "u-1"}
+    assert view["sourceStock"] == {
+        "grade": "reserved",
+        "name": "stock-1",
+        "namespace": "runtime-stock",
+        "uid": "u-1",
+    }
     assert view["createdAt"] == "2026-01-01T00:00:00Z"
 
 
