@@ -21,6 +21,7 @@ from itertools import count
 import uvloop
 from lightkube import AsyncClient, KubeConfig
 
+from gpu_runtime.contract.stock_grades import StockGrade
 from localcluster.errors import MissingRequirement
 from localcluster.paths import LOCAL_STATE_DIR
 from tests.chaos.chaos_round import ChaosRound, InvariantViolated
@@ -42,7 +43,9 @@ class ChaosSummary:
     faults: Counter[FaultKind] = field(default_factory=Counter)
     requests: int = 0
     retries: int = 0
-    units: int = 0
+    units: Counter[str] = field(default_factory=Counter)
+    """By the grade of their stock."""
+    withdrawn: int = 0
     storages: int = 0
     invocations: int = 0
     terminal_states: Counter[str] = field(default_factory=Counter)
@@ -56,7 +59,8 @@ class ChaosSummary:
         self.rounds += 1
         self.requests += history.requests
         self.retries += history.retries
-        self.units += sum(unit.operation.succeeded for unit in history.units.values())
+        self.units.update(source.grade for unit in history.units.values() if (source := unit.operation.source))
+        self.withdrawn += sum(each.confirmed for each in history.withdrawals.values())
         self.storages += len(history.storages)
         self.invocations += len(history.invocations)
         self.terminal_states.update(
@@ -72,7 +76,9 @@ class ChaosSummary:
             yield f"faults: {kind}", self.faults[kind]
         yield "requests", self.requests
         yield "retried requests", self.retries
-        yield "units created", self.units
+        for grade in StockGrade:
+            yield f"units created: {grade}", self.units[grade]
+        yield "stock units withdrawn", self.withdrawn
         yield "storages created", self.storages
         yield "invocations", self.invocations
         for state, times in sorted(self.terminal_states.items()):

@@ -15,12 +15,12 @@ from typing import Any
 
 import aiohttp
 from lightkube import ApiError
-from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import PersistentVolumeClaim, Pod, Service
 
 from gpu_runtime.contract.crd.well_known import GROUP, MANAGED_BY_VALUE, VERSION, Label
 from localcluster.supervisor_client import ProcessFailed, ProcessStatus
-from tests.chaos import invariants
+from tests.chaos import invariants, stock_invariants
 from tests.chaos.fake_kubelet import FakeKubelet
 from tests.chaos.fault_injector import FaultInjector
 from tests.chaos.fault_schedule import Fault, FaultKind
@@ -29,9 +29,16 @@ from tests.chaos.invocation_load import FUNCTION_SOURCE, INVOCATIONS_PATH, Invoc
 from tests.chaos.request_history import TERMINAL_STATES, Operation, RequestHistory
 from tests.chaos.retrying_api_client import REQUEST_TIMEOUT_SECONDS, RetryingApiClient
 from tests.chaos.system_under_test import MAX_ATTEMPTS, SystemUnderTest
-from tests.chaos.unit_load import STOCK_UNITS_PATH, UNITS_PATH, UnitLoad, create_storage
+from tests.chaos.unit_load import (
+    PREPARED_IMAGE,
+    PREPARED_TEMPLATE,
+    STOCK_UNITS_PATH,
+    UNITS_PATH,
+    UnitLoad,
+    create_storage,
+)
 from tests.chaos.watch_invariants import API_SERVER_ERRORS, ClusterWatch
-from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object
+from tests.integration.controller_manager.conftest import POOL, STORAGE, UNIT, Object
 from tests.integration.runtime_api.live_platform import (
     STOCK_NAMESPACE,
     TOKEN,
@@ -42,13 +49,18 @@ from tests.integration.runtime_api.live_platform import (
 
 UNIT_LOAD_COUNT = 4
 INITIAL_STOCK_COUNT = 8
+POOL_REPLICAS = 3
+"""Fewer pods than clients, so that clients compete for the last prepared pod."""
+POOLS_PATH = "/api/v1/operator/stockpools"
 MIN_LOAD_SECONDS = 35.0
 """The minimum duration of the load. The load also continues for this time if the last fault ends earlier."""
 RECOVERY_TIMEOUT_SECONDS = 90.0
 """All invariants must hold within this time after the last fault."""
 
 JSZ_PATH = "/jsz?accounts=true&streams=true&consumers=true&config=true"
-DUMPED_KINDS = "gpuunits,gpustorages,operations,leases,deployments,replicasets,pods,services,persistentvolumeclaims"
+DUMPED_KINDS = (
+    "gpuunits,gpustorages,stockpools,operations,leases,deployments,replicasets,pods,services,persistentvolumeclaims"
+)
 
 
 class InvariantViolated(Exception):
@@ -84,6 +96,11 @@ class ChaosRound:
         return f"{self.name}-unit"
 
     @property
+    def pool(self) -> Object:
+        """The adoptable pool of the flavor."""
+        return pool_manifest(f"{self.name}-pool", self.flavor)
+
+    @property
     def functions(self) -> tuple[str, str]:
         return f"{self.name}-quick", f"{self.name}-slow"
 
@@ -113,11 +130,16 @@ class ChaosRound:
             yield RetryingApiClient(http, urls, self.history, f"{self.seed}/{self.number}")
 
     async def _prepare(self, caller: RetryingApiClient) -> list[str]:
-        """Create stock, two functions, and two storages that all unit loads share. Return the names of the storages."""
+        """Create stock of both grades, two functions, and two storages that all unit loads share.
+
+        Return the names of the storages.
+        """
         quick, slow = self.functions
         for name in (quick, slow):
             unit: Any = UNIT.from_dict(function_manifest(name, str(self.executions_path)))
             await self.cluster_reader.kube.create(unit)
+        pool: Any = POOL.from_dict(self.pool)
+        await self.cluster_reader.kube.create(pool)
         for flavor, count in ((self.flavor, INITIAL_STOCK_COUNT), (quick, 1)):
             request = seed_request(flavor, count)
             await caller.run_operation(Operation(request["operationID"], STOCK_UNITS_PATH, request), (202, 200))
@@ -127,7 +149,20 @@ class ChaosRound:
             await create_storage(caller, name)
         for url in caller.replicas:  # each replica has its own cache of the functions
             await self._wait_functions_visible(caller, url)
+            await self._wait_prepared_pods_visible(caller, url)
         return shared
+
+    @property
+    def _pool_path(self) -> str:
+        return f"{POOLS_PATH}/{self.pool['metadata']['name']}?namespace={UNIT_NAMESPACE}"
+
+    async def _wait_prepared_pods_visible(self, caller: RetryingApiClient, url: str) -> None:
+        for _ in range(600):
+            async with caller.http.get(f"{url}{self._pool_path}") as response:
+                if response.status == 200 and (await response.json())["data"]["prepared"] == POOL_REPLICAS:
+                    return
+            await asyncio.sleep(0.1)
+        raise InvariantViolated(f"{url} does not see {POOL_REPLICAS} prepared pods")
 
     async def _wait_functions_visible(self, caller: RetryingApiClient, url: str) -> None:
         for name in self.functions:
@@ -180,6 +215,7 @@ class ChaosRound:
     def _continuous_violations(self) -> Iterator[str]:
         yield from self.cluster_watch.violations
         yield from self.history.violations
+        yield from stock_invariants.source_violations(self.history, self.pool)
         for operation in self.history.operations.values():
             yield from invariants.operation_id_violations(operation)
         for invocation in self.history.invocations.values():
@@ -223,10 +259,13 @@ class ChaosRound:
         except API_SERVER_ERRORS as error:
             return [f"the API server: {error}"]
         return [
-            *invariants.stock_violations(snapshot, self.history, self.functions),
+            *stock_invariants.stock_violations(snapshot, self.history, self.functions),
             *invariants.unfinished_operations(snapshot, (self.flavor, *self.functions)),
             *invariants.history_violations(snapshot, self.history),
             *invariants.convergence_violations(snapshot),
+            *stock_invariants.pod_violations(snapshot, self.history),
+            *stock_invariants.ownership_violations(snapshot),
+            *stock_invariants.pool_violations(snapshot),
             *invariants.idle_violations(snapshot, self.functions, self._nats_was_full),
         ]
 
@@ -256,12 +295,13 @@ class ChaosRound:
         return invocation_ids
 
     async def _take_snapshot(self) -> Snapshot:
-        kinds: tuple[Any, ...] = (Pod, Deployment, Service)
-        storages, pvcs = await asyncio.gather(
+        kinds: tuple[Any, ...] = (Pod, Deployment, ReplicaSet, Service)
+        storages, pvcs, pools = await asyncio.gather(
             self.cluster_reader.list_objects(STORAGE, UNIT_NAMESPACE),
             self.cluster_reader.list_objects(PersistentVolumeClaim, UNIT_NAMESPACE),
+            self.cluster_reader.list_objects(POOL, UNIT_NAMESPACE),
         )
-        pods, deployments, services = [
+        pods, deployments, replica_sets, services = [
             [
                 each
                 for namespace in (UNIT_NAMESPACE, STOCK_NAMESPACE)
@@ -272,7 +312,17 @@ class ChaosRound:
         ]
         by_name = {each["metadata"]["name"]: each for each in storages}
         streams = await self.platform.stream_backlogs()
-        return Snapshot(await self.cluster_reader.snapshot(), by_name, pods, deployments, services, pvcs, streams)
+        return Snapshot(
+            await self.cluster_reader.snapshot(),
+            storages=by_name,
+            pods=pods,
+            deployments=deployments,
+            replica_sets=replica_sets,
+            services=services,
+            pvcs=pvcs,
+            pools=pools,
+            streams=streams,
+        )
 
     async def _replay(self, caller: RetryingApiClient) -> None:
         """Send every request and read every result again. The responses must be consistent with the first ones."""
@@ -293,6 +343,7 @@ class ChaosRound:
         )
         for unit in units:
             await caller.request("DELETE", f"{UNITS_PATH}/{unit['metadata']['name']}", None, (204, 404))
+        await caller.request("DELETE", self._pool_path, None, (204, 404))
         for stock in await self.cluster_reader.list_objects(UNIT, STOCK_NAMESPACE):
             await self._delete_stock(stock["metadata"]["name"])
         for storage in storages:
@@ -368,6 +419,16 @@ def function_manifest(name: str, executions: str) -> Object:
     }
 
 
+def pool_manifest(name: str, flavor: str) -> Object:
+    spec = {"specName": flavor, "image": PREPARED_IMAGE, "memory": "1Gi", "gpu": 1, "replicas": POOL_REPLICAS}
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "StockPool",
+        "metadata": {"name": name, "namespace": UNIT_NAMESPACE},
+        "spec": spec | {"template": PREPARED_TEMPLATE, "adoptable": True},
+    }
+
+
 def _is_managed(item: Object) -> bool:
     return (item["metadata"].get("labels") or {}).get(Label.MANAGED_BY) == MANAGED_BY_VALUE
 
@@ -379,6 +440,8 @@ def _remaining_objects(snapshot: Snapshot) -> list[str]:
         snapshot.storages.values(),
         snapshot.pods,
         snapshot.deployments,
+        snapshot.replica_sets,
+        snapshot.pools,
         snapshot.pvcs,
     )
     return [each["metadata"]["name"] for kind in kinds for each in kind]

@@ -2,20 +2,17 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.crd.well_known import Label, pool_child_name
 from localcluster.supervisor_client import ProcessStatus
 from tests.chaos.request_history import Invocation, Operation, RequestHistory, Unit
 from tests.integration.controller_manager.conftest import Object, ready_condition
 from tests.integration.runtime_api.live_platform import ClusterSnapshot, operation_state, recorded_request
-from tests.integration.runtime_api.stock_conservation import conservation_errors
 from tests.integration.runtime_api.storages.storage_observer import find_orphaned_attachments
 
 WORK_STREAMS = ("INVOKE", "DISPATCH", "RESULT")
-RETURN_OPERATION_PREFIX = "return-"
-"""The prefix of the operationIDs with which the stock of a deleted worker is seeded again."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,10 @@ class Snapshot:
     storages: Mapping[str, Object] = field(default_factory=dict)
     pods: Iterable[Object] = ()
     deployments: Iterable[Object] = ()
+    replica_sets: Iterable[Object] = ()
     services: Iterable[Object] = ()
     pvcs: Iterable[Object] = ()
+    pools: Iterable[Object] = ()
     streams: Mapping[str, StreamBacklog] = field(default_factory=dict)
     """The backlogs, by the last part of the stream name."""
 
@@ -61,22 +60,6 @@ def operation_id_violations(operation: Operation) -> Iterator[str]:
 def _allowed_deleted_status(operation: Operation, received_at: float) -> tuple[int, ...]:
     deletion_at = operation.deletion_requested_at
     return (410,) if deletion_at is not None and deletion_at < received_at else ()
-
-
-def stock_violations(snapshot: Snapshot, history: RequestHistory, functions: Collection[str]) -> Iterator[str]:
-    """Each seeded stock unit still exists or is the origin of exactly one unit. The stock of workers was returned."""
-    deleted = {unit.name for unit in history.units.values() if unit.operation.deletion_requested_at is not None}
-    for flavor, seeded in history.seeded.items():
-        if flavor not in functions:
-            yield from conservation_errors(snapshot.cluster, {flavor: seeded}, deleted)
-            continue
-        seedings = snapshot.cluster.operations_of("SeedStock", flavor)
-        returned = sum(each["spec"]["operationID"].startswith(RETURN_OPERATION_PREFIX) for each in seedings)
-        workers = {each["spec"]["target"]["name"] for each in snapshot.cluster.operations_of("CreateUnit", flavor)}
-        units = [each for each in snapshot.cluster.units if each["metadata"]["name"] not in functions]
-        yield from conservation_errors(replace(snapshot.cluster, units=units), {flavor: seeded + returned}, workers)
-        if (remaining := len(snapshot.cluster.stock_of(flavor))) != seeded:
-            yield f"{flavor}: {seeded} stock units were seeded, and {remaining} exist when no worker runs"
 
 
 def unfinished_operations(snapshot: Snapshot, flavors: Collection[str]) -> Iterator[str]:
@@ -128,27 +111,35 @@ def convergence_violations(snapshot: Snapshot) -> Iterator[str]:
             reason = f"{ready_condition(unit).get('reason')} {ready_condition(unit).get('message')}"
             yield f"unit {unit['metadata']['name']} is {phase} instead of {expected}: {reason}"
     running = {unit["metadata"]["uid"] for unit in units if unit["spec"].get("running", True)}
+    pools = {pool["metadata"]["uid"] for pool in snapshot.pools}
     for pod in snapshot.pods:
-        if pod["metadata"].get("labels", {}).get(Label.UNIT_UID) not in running:
+        if labels_of(pod).get(Label.UNIT_UID) not in running and labels_of(pod).get(Label.POOL_UID) not in pools:
             yield f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']} is orphaned"
     yield from _child_violations(snapshot, units)
 
 
 def _child_violations(snapshot: Snapshot, units: Iterable[Object]) -> Iterator[str]:
-    unit_keys = {_key(unit) for unit in units}
-    with_ports = {_key(unit) for unit in snapshot.cluster.units if unit["spec"].get("template", {}).get("ports")}
+    pool_children = {
+        f"{each['metadata']['namespace']}/{pool_child_name(each['metadata']['name'])}" for each in snapshot.pools
+    }
+    with_deployments = {key_of(unit) for unit in units} | pool_children
+    with_ports = {key_of(unit) for unit in snapshot.cluster.units if unit["spec"].get("template", {}).get("ports")}
     for kind, objects, owners in (
-        ("deployment", snapshot.deployments, unit_keys),
+        ("deployment", snapshot.deployments, with_deployments),
         ("service", snapshot.services, with_ports),
-        ("pvc", snapshot.pvcs, set(map(_key, snapshot.storages.values()))),
+        ("pvc", snapshot.pvcs, set(map(key_of, snapshot.storages.values()))),
     ):
-        children = set(map(_key, objects))
+        children = set(map(key_of, objects))
         yield from (f"{kind} {each} is orphaned" for each in sorted(children - owners))
         yield from (f"{kind} {each} is missing" for each in sorted(owners - children))
 
 
-def _key(item: Object) -> str:
+def key_of(item: Object) -> str:
     return f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+
+
+def labels_of(item: Object) -> Mapping[str, str]:
+    return item["metadata"].get("labels") or {}
 
 
 def idle_violations(snapshot: Snapshot, functions: Collection[str], disk_was_full: bool) -> Iterator[str]:

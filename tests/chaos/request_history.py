@@ -12,6 +12,16 @@ TERMINAL_STATES = ("succeeded", "failed", "expired", "dead_lettered", "cancelled
 
 
 @dataclass(frozen=True)
+class NamedSource:
+    """The stock that a response names as the source of a unit."""
+
+    grade: str
+    uid: str
+    missed: str = ""
+    """Why the unit got no prepared pod."""
+
+
+@dataclass(frozen=True)
 class RecordedResponse:
     """One response to a request with an operationID."""
 
@@ -23,6 +33,7 @@ class RecordedResponse:
     """Identifies the created object. A later object of the same name has another identity."""
     changed_body: bool = False
     """Whether the request had another body than the first request with this operationID."""
+    source: NamedSource | None = None
 
     def __str__(self) -> str:
         return f"{self.status} {self.code or self.identity}{' (other body)' if self.changed_body else ''}"
@@ -42,6 +53,11 @@ class Operation:
     @property
     def succeeded(self) -> bool:
         return any(each.status in (200, 201, 202) and not each.changed_body for each in self.responses)
+
+    @property
+    def source(self) -> NamedSource | None:
+        """The stock from which the unit was created, as the first successful response says."""
+        return next((each.source for each in self.responses if each.source and not each.changed_body), None)
 
 
 @dataclass
@@ -63,10 +79,23 @@ class Unit:
     mounts: PossibleValues[frozenset[str]] = field(default_factory=lambda: PossibleValues(frozenset()))
     deleted: bool = False
     """Whether the API has confirmed the deletion."""
+    pod_may_end: bool = False
+    """Whether a caller has sent a request that ends the pod of the unit: a stop, or other mounts."""
 
     @property
     def name(self) -> str:
         return str(self.operation.request["name"])
+
+
+@dataclass
+class Withdrawal:
+    """All requests to withdraw one stock unit."""
+
+    flavor: str
+    confirmed: bool = False
+    """Whether the API has confirmed the withdrawal."""
+    uncertain: bool = False
+    """Whether a request had no response. The API may have applied it."""
 
 
 @dataclass
@@ -116,6 +145,8 @@ class RequestHistory:
     invocations: dict[str, Invocation] = field(default_factory=dict)
     seeded: Counter[str] = field(default_factory=Counter)
     """The number of accepted stock units, by flavor."""
+    withdrawals: dict[str, Withdrawal] = field(default_factory=dict)
+    """By the name of the stock unit."""
     requests: int = 0
     retries: int = 0
     """Requests that were sent again because the previous attempt had no final response."""

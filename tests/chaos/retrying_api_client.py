@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.chaos.request_history import Operation, RecordedResponse, RequestHistory
+from tests.chaos.request_history import NamedSource, Operation, RecordedResponse, RequestHistory
 from tests.integration.runtime_api.live_platform import ApiResponse, send_request
 
 RETRIED_STATUSES = (0, 429, 500, 503)
@@ -94,9 +94,10 @@ class RetryingApiClient:
         sent_at = time.monotonic()
         response = await self.request_once("POST", operation.path, operation.request | changes)
         if response.status not in RETRIED_STATUSES:
-            identity = _object_identity(response.body["data"]) if response.status < 300 else ""
+            created = response.body["data"] if response.status < 300 else {}
+            identity, source = _object_identity(created) if created else "", _named_source(created)
             recorded = RecordedResponse(
-                sent_at, time.monotonic(), response.status, response.code, identity, bool(changes)
+                sent_at, time.monotonic(), response.status, response.code, identity, bool(changes), source
             )
             operation.responses.append(recorded)
         return response
@@ -106,3 +107,8 @@ def _object_identity(created: Any) -> str:
     stock = created.get("sourceStock") or {}
     parts = (created.get("name") or created.get("operationID"), created.get("createdAt"), stock.get("uid"))
     return " ".join(filter(None, parts))
+
+
+def _named_source(created: Any) -> NamedSource | None:
+    stock = created.get("sourceStock")
+    return NamedSource(stock["grade"], stock["uid"], stock.get("missed") or "") if stock else None

@@ -1,13 +1,18 @@
 """Generates load on units and storages. Each load has its own units and storages. All loads share the stock and a few
-storages."""
+storages.
+
+About half of the create requests fit the prepared pods of the pool. The others differ from them, for example in the
+mounted storages, so they use stock units.
+"""
 
 import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.request_history import Operation, PossibleValues, Storage, Unit
+from tests.chaos.request_history import Operation, PossibleValues, Storage, Unit, Withdrawal
 from tests.chaos.retrying_api_client import RetryingApiClient
+from tests.integration.controller_manager.conftest import Object
 from tests.integration.runtime_api.live_platform import ApiResponse, seed_request, unit_request
 from tests.integration.runtime_api.storages.storage_observer import storage_mounts
 
@@ -16,7 +21,12 @@ UNITS_PATH, STORAGES_PATH, STOCK_UNITS_PATH = (
     "/api/v1/gpu-storages",
     "/api/v1/operator/stock-units",
 )
-PORTS = {"template": {"ports": [{"name": "http", "port": 8080}]}}
+PREPARED_IMAGE = "python:3.12"
+PORTS = {"ports": [{"name": "http", "port": 8080}]}
+PREPARED_TEMPLATE = PORTS | {"command": ["serve"]}
+"""The image and the template of the prepared pods."""
+FITTING_SHARE = 0.5
+"""The share of create requests that prepared pods fit."""
 MAX_UNITS, MAX_STORAGES = 4, 2
 
 
@@ -36,6 +46,8 @@ class UnitLoad:
         while time.monotonic() < until:
             actions = [self._create_unit] * 4 + [
                 self._seed_stock,
+                self._seed_stock,
+                self._withdraw_stock,
                 self._create_storage,
                 self._replay_request,
                 self._reuse_operation_id,
@@ -56,12 +68,9 @@ class UnitLoad:
     async def _create_unit(self) -> None:
         if len(self.units) >= MAX_UNITS:
             return await self._delete_unit()
-        storages = self._choose_storages()
-        operation = Operation(
-            "", UNITS_PATH, unit_request(self.flavor, self._next_name("u")) | PORTS | storage_mounts(*storages)
-        )
-        operation.id = operation.request["operationID"]
-        unit = Unit(operation, mounts=PossibleValues(frozenset(storages)))
+        request = unit_request(self.flavor, self._next_name("u")) | self._choose_program()
+        operation = Operation(request["operationID"], UNITS_PATH, request)
+        unit = Unit(operation, mounts=PossibleValues(frozenset(each["name"] for each in request["storageMounts"])))
         self.caller.history.units[unit.name] = unit
         response = await self.caller.run_operation(operation, (200, 201, 409))
         if response.status in (200, 201):
@@ -69,6 +78,17 @@ class UnitLoad:
         elif response.code not in ("no_stock", "storage_in_use", "being_deleted"):
             self.caller.history.violations.append(f"{operation.request} had the response {response}")
         return None
+
+    def _choose_program(self) -> Object:
+        """Return the fields that decide which grade of stock the unit can use."""
+        rng = self.caller.rng
+        if rng.random() < FITTING_SHARE:
+            grades: Object = rng.choice(
+                ({}, {}, {"stock": {"grades": ["prepared"]}}, {"stock": {"grades": ["reserved"]}})
+            )
+            return {"image": PREPARED_IMAGE, "template": PREPARED_TEMPLATE, **storage_mounts()} | grades
+        image, template = rng.choice((PREPARED_IMAGE, "python:3.10")), rng.choice((PORTS, PREPARED_TEMPLATE))
+        return {"image": image, "template": template, **storage_mounts(*self._choose_storages())}
 
     def _choose_storages(self) -> list[str]:
         rng = self.caller.rng
@@ -80,6 +100,20 @@ class UnitLoad:
         operation = Operation(name, STOCK_UNITS_PATH, seed_request(self.flavor, count, name))
         await self.caller.run_operation(operation, (200, 202))
         self.caller.history.seeded[self.flavor] += count
+
+    async def _withdraw_stock(self) -> None:
+        """Withdraw any stock unit, as an operator does. It may be claimed, or may become a unit at the same time."""
+        listed, _ = await self.caller.request("GET", f"{STOCK_UNITS_PATH}?specName={self.flavor}", None, (200,))
+        if not (names := [each["name"] for each in listed.body["data"]]):
+            return
+        name, history = self.caller.rng.choice(names), self.caller.history
+        path = f"{STOCK_UNITS_PATH}/{name}"
+        withdrawal = history.withdrawals.setdefault(name, Withdrawal(self.flavor))
+        response, uncertain = await self.caller.request("DELETE", path, None, (204, 404, 409))
+        withdrawal.confirmed |= response.status == 204
+        withdrawal.uncertain |= uncertain
+        if response.status == 409 and response.code not in ("stock_claimed", "write_conflict"):
+            history.violations.append(f"DELETE {path} had the response {response}")
 
     async def _replay_request(self) -> None:
         """Send an earlier successful request again."""
@@ -105,6 +139,7 @@ class UnitLoad:
         unit = self.caller.rng.choice(self.units)
         running = self.caller.rng.random() < 0.5
         verb = "start" if running else "stop"
+        unit.pod_may_end |= not running
         _, uncertain = await self.caller.request("POST", f"{UNITS_PATH}/{unit.name}/{verb}", None, (200,))
         unit.running.latest = running
         if uncertain:
@@ -114,6 +149,7 @@ class UnitLoad:
         """Mount another set of storages. Another load may mount the storages that the unit releases."""
         unit = self.caller.rng.choice(self.units)
         storages = frozenset(self._choose_storages())
+        unit.pod_may_end = True
         response, uncertain = await self._update_mounts(unit, storages)
         if uncertain:
             unit.mounts.unconfirmed.add(storages)

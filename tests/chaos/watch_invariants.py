@@ -14,7 +14,7 @@ import httpx2
 from lightkube import ApiError, AsyncClient
 from lightkube.resources.core_v1 import Pod
 
-from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation, Label
 from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object, as_dict
 from tests.integration.runtime_api.live_platform import UNIT_NAMESPACE
 from tests.integration.runtime_api.storages.storage_observer import MountObserver
@@ -25,12 +25,12 @@ API_SERVER_ERRORS = (ApiError, httpx2.HTTPError, OSError)
 
 @dataclass
 class StockOrigins:
-    """Records from which stock unit each unit was created."""
+    """Records from which stock unit or prepared pod each unit was created."""
 
     units: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The existing units by UID: the name of the unit, and the UID of its stock unit."""
+    """The existing units by UID: the name of the unit, and the UID of its stock."""
     violations: list[str] = field(default_factory=list)
-    """Pairs of units that were created from the same stock unit."""
+    """Pairs of units that were created from the same stock."""
 
     def observe(self, event: str, unit: Object) -> None:
         metadata = unit["metadata"]
@@ -39,14 +39,36 @@ class StockOrigins:
         if event == "DELETED" or not stock:
             return
         others = [name for name, origin in self.units.values() if origin == stock]
-        self.violations += [f"{metadata['name']} and {other} were created from stock unit {stock}" for other in others]
+        self.violations += [f"{metadata['name']} and {other} were created from stock {stock}" for other in others]
         self.units[metadata["uid"]] = metadata["name"], stock
+
+
+@dataclass
+class PodUsers:
+    """Records which operation has claimed each pod, and which unit each pod belongs to. Both never change."""
+
+    claims: dict[str, str] = field(default_factory=dict)
+    """The operationID of the claim, by pod UID. Also of deleted pods."""
+    units: dict[str, str] = field(default_factory=dict)
+    """The UID of the unit, by pod UID. Also of deleted pods."""
+    violations: list[str] = field(default_factory=list)
+
+    def observe(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        claim = (metadata.get("annotations") or {}).get(Annotation.CLAIMED_BY, "")
+        unit = (metadata.get("labels") or {}).get(Label.UNIT_UID, "")
+        for text, recorded, now in (("claimed by", self.claims, claim), ("the pod of", self.units, unit)):
+            if now:
+                recorded.setdefault(metadata["uid"], now)
+            if (before := recorded.get(metadata["uid"], "")) != now:
+                self.violations.append(f"pod {metadata['name']} was {text} {before}, and then {text} {now or 'none'}")
 
 
 @dataclass
 class ClusterWatch:
     mounts: MountObserver = field(default_factory=MountObserver)
     origins: StockOrigins = field(default_factory=StockOrigins)
+    pod_users: PodUsers = field(default_factory=PodUsers)
     pods: dict[str, Object] = field(default_factory=dict)
     """The existing pods, by UID."""
     listeners: list[Callable[[Iterable[Object]], None]] = field(default_factory=list)
@@ -55,10 +77,11 @@ class ClusterWatch:
 
     @property
     def violations(self) -> list[str]:
-        return [*self.mounts.violations, *self.origins.violations]
+        return [*self.mounts.violations, *self.origins.violations, *self.pod_users.violations]
 
     def observe_pod(self, event: str, pod: Object) -> None:
         self.mounts.observe_pod(event, pod)
+        self.pod_users.observe(pod)
         self.pods.pop(pod["metadata"]["uid"], None)
         if event != "DELETED":
             self.pods[pod["metadata"]["uid"]] = pod

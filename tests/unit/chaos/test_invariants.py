@@ -8,7 +8,7 @@ import pytest
 
 from gpu_runtime.contract.crd.well_known import Annotation, Label
 from localcluster.supervisor_client import ProcessStatus
-from tests.chaos import invariants
+from tests.chaos import invariants, stock_invariants
 from tests.chaos.invariants import Snapshot, StreamBacklog
 from tests.chaos.request_history import (
     Invocation,
@@ -89,7 +89,7 @@ def an_operation(kind: str, request: Object, target: str = "", **status: Any) ->
 
 
 def consumed_operation(name: str, stock: str) -> Object:
-    status = {"state": "Succeeded", "targetUID": f"uid-{name}", "stock": {"uid": stock}}
+    status = {"state": "Succeeded", "targetUID": f"uid-{name}", "stock": {"name": stock, "uid": stock}}
     return an_operation("CreateUnit", unit_request("f", name), name, **status)
 
 
@@ -108,7 +108,7 @@ ONE_CONSUMED = make_snapshot([a_unit("a", stock="s1")], [a_stock_unit("s2")], [c
 
 
 def test_remaining_and_consumed_stock_is_conserved() -> None:
-    assert list(invariants.stock_violations(ONE_CONSUMED, seeded(f=2), ())) == []
+    assert list(stock_invariants.stock_violations(ONE_CONSUMED, seeded(f=2), ())) == []
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_remaining_and_consumed_stock_is_conserved() -> None:
     ids=["lost", "too much", "unit lost", "two units from one stock unit", "unit without operation"],
 )
 def test_lost_or_duplicated_stock_is_reported(snapshot: Snapshot) -> None:
-    assert list(invariants.stock_violations(snapshot, seeded(f=2), ()))
+    assert list(stock_invariants.stock_violations(snapshot, seeded(f=2), ()))
 
 
 def test_stock_of_deleted_workers_must_be_returned() -> None:
@@ -139,9 +139,9 @@ def test_stock_of_deleted_workers_must_be_returned() -> None:
     worker_created = an_operation("CreateUnit", unit_request("fn", "fn-w0"), "fn-w0", **status)
     template = a_unit("fn", "fn", "Empty", running=False)
     stock_returned = make_snapshot([template], [a_stock_unit("s2", "fn")], [worker_created, returned])
-    assert list(invariants.stock_violations(stock_returned, seeded(fn=1), ("fn",))) == []
+    assert list(stock_invariants.stock_violations(stock_returned, seeded(fn=1), ("fn",))) == []
     stock_lost = make_snapshot([template], [], [worker_created])
-    assert list(invariants.stock_violations(stock_lost, seeded(fn=1), ("fn",)))
+    assert list(stock_invariants.stock_violations(stock_lost, seeded(fn=1), ("fn",)))
 
 
 def test_unfinished_seeding_is_reported() -> None:
