@@ -57,6 +57,11 @@ def ready_stock(node: Node) -> list[str]:
     return [unit["metadata"]["name"] for unit in ready if unit["spec"]["specName"] == "e2e.functions"]
 
 
+def wait_stock_consumed(node: Node) -> None:
+    """Wait until the consumed stock unit is deleted. This happens at the latest 3 s after the worker was created."""
+    wait_until(lambda: ready_stock(node) == [], 20, lambda: f"not consumed: {ready_stock(node)}", interval_seconds=0.2)
+
+
 def test_function_scales_from_zero_to_a_burst_and_back_twice(doubling: DeployedFunction) -> None:
     doubling.wait_no_workers()
     for round_name in ("first", "second"):
@@ -86,7 +91,7 @@ def test_worker_from_stock_is_returned_to_stock(doubling: DeployedFunction) -> N
 
     status, response = doubling.invoke_sync({"n": 1})
     assert (status, response["data"]["payload"]) == (200, {"n": 2}), response
-    assert ready_stock(node) == []
+    wait_stock_consumed(node)
     doubling.wait_no_workers()
     wait_until(
         lambda: len(ready_stock(node)) == 1, 60, lambda: "the worker was not returned to stock", interval_seconds=0.2
@@ -112,7 +117,7 @@ def test_worker_inherits_the_template_and_is_not_replaced(doubling: DeployedFunc
     function.create(USER_SOURCE, template, minAvailableCount=1)
     status, response = function.invoke_sync({})
     assert (status, response["data"]["payload"]) == (200, {"user": 12345, "init": "12345"}), response
-    assert ready_stock(node) == []
+    wait_stock_consumed(node)
     (uid,) = function.worker_uids()
     deadline = time.monotonic() + KEPT_WORKER_SECONDS
     while time.monotonic() < deadline:
