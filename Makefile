@@ -122,8 +122,12 @@ bench-controller: $(BIN)/.ready ## Measure the controller manager with up to 5,0
 	@$(BIN)/python -m bench.controller $(ARGS)
 
 .PHONY: bench-handoff
-bench-handoff: $(BIN)/.ready ## Measure the creation of units from stock with up to 64 callers (3 minutes)
+bench-handoff: $(BIN)/.ready ## Measure the creation of units from stock with up to 64 callers (6 minutes)
 	@$(BIN)/python -m bench.handoff $(ARGS)
+
+.PHONY: bench-stock
+bench-stock: $(BIN)/.ready ## Measure the time until a unit or a function answers, with and without stock (20 minutes)
+	@$(BIN)/python -m bench.stock $(ARGS)
 
 .PHONY: bench-invoke
 bench-invoke: $(BIN)/.ready ## Measure warm and cold invocations of up to 100 functions (2 minutes)

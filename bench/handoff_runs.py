@@ -73,9 +73,16 @@ class LoadProfile(msgspec.Struct, frozen=True):
     with_controllers: bool = False
     """Whether the controller manager also runs and makes the units Ready."""
 
+    stock: int = 0
+    """The number of stock units of the flavor. With 0, there is one stock unit for each create."""
+
+    @property
+    def all_creates(self) -> int:
+        return self.creates + WARM_UP_CREATES
+
     @property
     def stock_count(self) -> int:
-        return self.creates + WARM_UP_CREATES
+        return max(self.stock, self.all_creates)
 
 
 class LoadMeasurement(msgspec.Struct):
@@ -104,13 +111,13 @@ class LoadMeasurement(msgspec.Struct):
             for request, count in self.audited_requests.items()
             if request.split()[0] not in ("get", "list", "watch")
         )
-        return max(sum(self.metric_writes.values()), audited) / self.profile.stock_count
+        return max(sum(self.metric_writes.values()), audited) / self.profile.all_creates
 
     @property
     def reads_per_create(self) -> float:
         return (
             sum(count for request, count in self.audited_requests.items() if request.startswith("get "))
-            / self.profile.stock_count
+            / self.profile.all_creates
         )
 
     def latency_quantile(self, share: float) -> float:
@@ -189,7 +196,7 @@ async def patch_stock_ready(api: RawKubeClient, stock: int) -> None:
 async def measure_profile(bed: Testbed, profile: LoadProfile, replicas: Sequence[RuntimeAPIReplica]) -> LoadMeasurement:
     job = CreateJob(
         await load_target(bed, profile, replicas),
-        [unit_request(profile, n) for n in range(profile.stock_count)],
+        [unit_request(profile, n) for n in range(profile.all_creates)],
         profile.rate,
     )
     job.concurrency = profile.concurrency
@@ -203,7 +210,7 @@ async def measure_profile(bed: Testbed, profile: LoadProfile, replicas: Sequence
         cpu_seconds_of(server_pid),
     )
     outcome, pods = await run_load(bed, job)
-    await wait_until_all_idle(bed, replicas if profile.rate else [])
+    await wait_until_all_idle(bed, replicas)
     replica_cpu = sum(each.process.cpu_seconds() for each in replicas) - cpu_before
     audited = bed.audit_log.read_new()
     measured_creates = sorted(outcome.creates, key=lambda create: create.due_at)[WARM_UP_CREATES:]
@@ -215,8 +222,8 @@ async def measure_profile(bed: Testbed, profile: LoadProfile, replicas: Sequence
         ),
         errors=[create.error for create in outcome.creates if create.error],
         creates_per_second=_creates_per_second(measured_creates),
-        target_cpu_seconds=(replica_cpu if replicas else outcome.cpu_seconds) / profile.stock_count,
-        api_server_cpu_seconds=(cpu_seconds_of(server_pid) - server_cpu_before) / profile.stock_count,
+        target_cpu_seconds=(replica_cpu if replicas else outcome.cpu_seconds) / profile.all_creates,
+        api_server_cpu_seconds=(cpu_seconds_of(server_pid) - server_cpu_before) / profile.all_creates,
         audited_requests=counts_by_name(select_writes(audited) + _select_reads(audited)),
         metric_writes=counts_by_name(writes_from_metrics(bed.control_plane, API_WRITTEN_RESOURCES) - writes_before),
         list_requests=sum(

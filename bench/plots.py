@@ -2,8 +2,8 @@
 
     python -m bench.plots FOLDER
 
-There is one file for each chart of each report. Both axes are logarithmic: a constant value is a horizontal line, and
-linear growth is a line with the same slope everywhere.
+There is one file for each chart of each report. Both axes of a line chart are logarithmic: a constant value is a
+horizontal line, and linear growth is a line with the same slope everywhere.
 """
 
 import math
@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from bench.report import Chart, load_reports
+from bench.report import Chart, TimelineChart, load_reports
 
 WIDTH, HEIGHT = 640, 360
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 70, 20, 50, 50
@@ -24,6 +24,9 @@ TEXT_STYLE = "font-family='sans-serif' font-size='12' fill='#222'"
 FLOOR_PREFIX = "floor"
 """The prefix in the name of a line that shows a floor."""
 LEGEND_ROW_HEIGHT = 16
+BAR_ROW_HEIGHT = 42
+STEP_COLORS = ("#8a8a8a", "#b8cfe8", "#1b6ac9", "#7a3e9d", "#d9761a", "#2e8b57", "#c0392b", "#d4b106")
+"""The colors of the steps of a timeline."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,11 @@ class LogAxis:
 def main() -> None:
     folder = Path(sys.argv[1])
     for report in load_reports():
-        for chart in report.charts:
-            path = folder / f"{report.subject}-{chart.name}.svg"
-            path.write_text(render_svg(chart))
+        drawn = {chart.name: render_svg(chart) for chart in report.charts}
+        drawn |= {chart.name: render_timeline(chart) for chart in report.timelines}
+        for name, svg in drawn.items():
+            path = folder / f"{report.subject}-{name}.svg"
+            path.write_text(svg)
             print(path)
 
 
@@ -66,6 +71,36 @@ def render_svg(chart: Chart) -> str:
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def render_timeline(chart: TimelineChart) -> str:
+    """Draw a bar for each way. The colors of its parts show the steps, and the axis starts at 0."""
+    names = list(dict.fromkeys(step for steps in chart.steps.values() for step in steps))
+    colors = {name: STEP_COLORS[index % len(STEP_COLORS)] for index, name in enumerate(names)}
+    longest = max(max(steps.values()) for steps in chart.steps.values())
+    scale = (WIDTH - 2 * MARGIN_RIGHT) / longest
+    bottom = MARGIN_TOP + BAR_ROW_HEIGHT * len(chart.steps)
+    height = bottom + LEGEND_ROW_HEIGHT * (len(names) + 1)
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}'>",
+        f"<rect width='{WIDTH}' height='{height}' fill='white'/>",
+        _text(MARGIN_RIGHT, 24, chart.title, "start", "font-weight='bold'"),
+    ]
+    for row, (label, steps) in enumerate(chart.steps.items()):
+        y, start = MARGIN_TOP + BAR_ROW_HEIGHT * row, 0.0
+        parts.append(_text(MARGIN_RIGHT, y + 12, f"{label}: {_format_number(max(steps.values()))} ms", "start"))
+        for step, end in sorted(steps.items(), key=lambda item: item[1]):
+            x, width = MARGIN_RIGHT + scale * start, scale * (end - start)
+            title = f"<title>{escape(step)}: {_format_number(end)} ms</title>"
+            parts.append(
+                f"<rect x='{x:.1f}' y='{y + 17}' width='{width:.1f}' height='14' fill='{colors[step]}'>{title}</rect>"
+            )
+            start = end
+    for row, name in enumerate(names):
+        y = bottom + LEGEND_ROW_HEIGHT * (row + 1)
+        parts.append(f"<rect x='{MARGIN_RIGHT}' y='{y - 10}' width='12' height='12' fill='{colors[name]}'/>")
+        parts.append(_text(MARGIN_RIGHT + 20, y, f"until: {name}", "start"))
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def bounds(values: Sequence[float]) -> tuple[float, float]:

@@ -45,11 +45,22 @@ class Chart(msgspec.Struct):
     """The target, if the values have one."""
 
 
+class TimelineChart(msgspec.Struct):
+    """One horizontal bar for each way to do something, with the times of its steps."""
+
+    name: str
+    """The last part of the file name."""
+    title: str
+    steps: dict[str, dict[str, float]]
+    """For each bar: the milliseconds from the start until the end of each step, in the order of time."""
+
+
 class BenchmarkResult(msgspec.Struct):
     rows: list[Row]
     charts: list[Chart]
     details: Any
     """All measured values. They are only written to the JSON file."""
+    timelines: list[TimelineChart] = []
 
 
 class Report(msgspec.Struct):
@@ -60,13 +71,15 @@ class Report(msgspec.Struct):
     rows: list[Row]
     charts: list[Chart]
     details: Any
+    timelines: list[TimelineChart] = []
 
 
 def report_and_exit(subject: str, measure: Callable[[], BenchmarkResult]) -> NoReturn:
     """Run the benchmark, print and save its report, and exit. The exit status is 1 if a target is missed."""
     host, started_at = host_info(), time.perf_counter()
     result = measure()
-    report = Report(subject, host, time.perf_counter() - started_at, result.rows, result.charts, result.details)
+    duration = time.perf_counter() - started_at
+    report = Report(subject, host, duration, result.rows, result.charts, result.details, result.timelines)
     path = REPORT_FOLDER / f"{subject}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report)))

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,12 @@ async def record_first_pods(
                 seen_at.setdefault(name, monotonic())
                 if len(seen_at) == len(names):
                     return
+
+
+async def wait_until(condition: Callable[[], Awaitable[bool]], timeout_seconds: float = 60) -> None:
+    async with asyncio.timeout(timeout_seconds):
+        while not await condition():  # noqa: ASYNC110 - the condition is the state of another process
+            await asyncio.sleep(0.05)
 
 
 async def wait_until_idle(process: MeasuredProcess) -> None:

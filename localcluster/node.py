@@ -177,7 +177,7 @@ state = "/run/containerd"
             "clientConnection": {
                 "kubeconfig": str(self.control_plane.kubeconfig_for("kube-proxy", "system:kube-proxy"))
             },
-            "nftables": {"minSyncPeriod": "10ms", "syncPeriod": "30s"},
+            "nftables": {"minSyncPeriod": "1ms", "syncPeriod": "30s"},
             # Zero leaves the connection tracking settings of this machine unchanged.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         }
