@@ -1,6 +1,6 @@
 """Adoptable pools delete as many pods as units wait for GPUs, and no more."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
@@ -15,80 +15,135 @@ from gpu_runtime.controller_manager.stock_pool.give_way import (
     give_way,
     until_change,
 )
+from gpu_runtime.controller_manager.stock_pool.observe import given_way_to
 from gpu_runtime.controller_manager.stock_pool.status import readiness
+from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import ObjectKey
 from tests.unit.controller_manager.controller_objects import NOON, observed_pool, pool
 
 A, B = ObjectKey("n", "a"), ObjectKey("n", "b")
 Pools = dict[ObjectKey, YieldingPool]
-Expected = dict[ObjectKey, tuple[int, set[str]]]
+Expected = dict[ObjectKey, tuple[int | None, dict[str, int]]]
+"""For each pool that gives way: how many pods it keeps, and how many seconds ago it gave way to each pod of a unit."""
 
 
 def waits(seconds: int, gpu: int = 1, uid: str = "") -> WaitingPod:
     return WaitingPod(uid or f"pod-{seconds}", gpu, NOON - timedelta(seconds=seconds))
 
 
-def pods(running: int, gpu: int = 1, replicas: int = 3, claimed: int = 0, given: str = "") -> YieldingPool:
-    return YieldingPool(gpu, replicas, running, claimed, frozenset(given.split()))
+def ago(seconds: int) -> datetime:
+    return NOON - timedelta(seconds=seconds)
+
+
+def pods(
+    running: int, gpu: int = 1, replicas: int = 3, claimed: int = 0, given: dict[str, int] | None = None
+) -> YieldingPool:
+    records = {uid: ago(seconds) for uid, seconds in (given or {}).items()}
+    return YieldingPool(gpu, replicas, running, claimed, records)
 
 
 CASES: dict[str, tuple[Pools, list[WaitingPod], Expected]] = {
     "no unit waits": ({A: pods(3)}, [], {}),
     "unit waits for 9 s": ({A: pods(3)}, [waits(9)], {}),
-    "unit waits for 10 s": ({A: pods(3)}, [waits(10)], {A: (2, {"pod-10"})}),
-    "unit waits for 69 s": ({A: pods(3)}, [waits(69)], {A: (2, {"pod-69"})}),
-    "unit waits too long": ({A: pods(3)}, [waits(70)], {}),
-    "two units": ({A: pods(3)}, [waits(10), waits(20)], {A: (1, {"pod-10", "pod-20"})}),
-    "pool has given way": ({A: pods(3, replicas=2, given="pod-20")}, [waits(20)], {A: (2, {"pod-20"})}),
-    "pod has ended": ({A: pods(2, replicas=2, given="pod-20")}, [waits(20)], {A: (2, {"pod-20"})}),
+    "unit waits for 10 s": ({A: pods(3)}, [waits(10)], {A: (2, {"pod-10": 0})}),
+    "unit has waited for long when the pool starts": ({A: pods(3)}, [waits(900)], {A: (2, {"pod-900": 0})}),
+    "two units": ({A: pods(3)}, [waits(10), waits(20)], {A: (1, {"pod-10": 0, "pod-20": 0})}),
+    "pool has given way": ({A: pods(3, replicas=2, given={"pod-20": 9})}, [waits(20)], {A: (2, {"pod-20": 9})}),
+    "pod has ended": ({A: pods(2, replicas=2, given={"pod-20": 9})}, [waits(20)], {A: (2, {"pod-20": 9})}),
+    "unit does not start": ({A: pods(2, replicas=2, given={"pod-70": 59})}, [waits(70)], {A: (2, {"pod-70": 59})}),
+    "unit has not started in time": (
+        {A: pods(2, replicas=2, given={"pod-70": 60})},
+        [waits(70)],
+        {A: (None, {"pod-70": 60})},
+    ),
+    "pool gives way to each pod only once": (
+        {A: pods(3, given={"pod-900": 600})},
+        [waits(900)],
+        {A: (None, {"pod-900": 600})},
+    ),
     "pool has given way to one of two": (
-        {A: pods(2, replicas=2, given="pod-20")},
+        {A: pods(2, replicas=2, given={"pod-20": 9})},
         [waits(20), waits(10)],
-        {A: (1, {"pod-10", "pod-20"})},
+        {A: (1, {"pod-10": 0, "pod-20": 9})},
     ),
-    "earlier unit has started": ({A: pods(2, replicas=2, given="old")}, [waits(10)], {A: (1, {"pod-10"})}),
-    "handoff takes a pod meanwhile": ({A: pods(1, replicas=2, given="pod-20")}, [waits(20)], {A: (1, {"pod-20"})}),
-    "pool does not start further pods": ({A: pods(1, replicas=3, given="pod-20")}, [waits(20)], {A: (1, {"pod-20"})}),
-    "more units than pods": ({A: pods(1)}, [waits(10), waits(11)], {A: (0, {"pod-11"})}),
-    "claimed pod stays": ({A: pods(1, claimed=1)}, [waits(10)], {A: (1, set())}),
-    "pods are too small": ({A: pods(3)}, [waits(10, gpu=2)], {A: (3, set())}),
-    "one pool gives way to one unit": ({A: pods(3), B: pods(3)}, [waits(10)], {A: (2, {"pod-10"}), B: (3, set())}),
+    "earlier unit has started": ({A: pods(2, replicas=2, given={"old": 9})}, [waits(10)], {A: (1, {"pod-10": 0})}),
+    "last unit has started": ({A: pods(2, replicas=2, given={"old": 9})}, [], {}),
+    "handoff takes a pod meanwhile": (
+        {A: pods(1, replicas=2, given={"pod-20": 9})},
+        [waits(20)],
+        {A: (1, {"pod-20": 9})},
+    ),
+    "pool does not start further pods": (
+        {A: pods(1, replicas=3, given={"pod-20": 9})},
+        [waits(20)],
+        {A: (1, {"pod-20": 9})},
+    ),
+    "more units than pods": ({A: pods(1)}, [waits(10), waits(11)], {A: (0, {"pod-11": 0})}),
+    "claimed pod stays": ({A: pods(1, claimed=1)}, [waits(10)], {A: (1, {})}),
+    "pods are too small": ({A: pods(3)}, [waits(10, gpu=2)], {A: (3, {})}),
+    "pods of the pool wait, too": ({A: pods(0)}, [waits(69)], {A: (0, {})}),
+    "pods are too small for a long time": ({A: pods(3)}, [waits(70, gpu=2)], {}),
+    "one pool gives way to one unit": ({A: pods(3), B: pods(3)}, [waits(10)], {A: (2, {"pod-10": 0}), B: (3, {})}),
     "another pool has given way": (
-        {A: pods(3), B: pods(3, given="pod-10")},
+        {A: pods(3), B: pods(3, given={"pod-10": 0})},
         [waits(10)],
-        {A: (3, set()), B: (3, {"pod-10"})},
+        {A: (3, {}), B: (3, {"pod-10": 0})},
     ),
-    "second pool": ({A: pods(1), B: pods(3)}, [waits(10), waits(11)], {A: (0, {"pod-11"}), B: (2, {"pod-10"})}),
+    "another pool has given way long ago": (
+        {A: pods(3), B: pods(2, given={"pod-80": 60})},
+        [waits(80)],
+        {B: (None, {"pod-80": 60})},
+    ),
+    "second pool": ({A: pods(1), B: pods(3)}, [waits(10), waits(11)], {A: (0, {"pod-11": 0}), B: (2, {"pod-10": 0})}),
     "smallest pods that fit": (
         {A: pods(3, gpu=8), B: pods(1, gpu=4)},
         [waits(10, gpu=2)],
-        {A: (3, set()), B: (0, {"pod-10"})},
+        {A: (3, {}), B: (0, {"pod-10": 0})},
     ),
 }
 
 
 @pytest.mark.parametrize(("pools", "waiting", "expected"), CASES.values(), ids=CASES)
 def test_give_way(pools: Pools, waiting: list[WaitingPod], expected: Expected) -> None:
-    decided = {key: give_way(key, pools, waiting, NOON) for key in pools}
-    assert decided == {
-        key: GiveWay(expected[key][0], frozenset(expected[key][1])) if key in expected else None for key in pools
-    }
+    for key in pools:
+        found = give_way(key, pools, waiting, NOON)
+        if key not in expected:
+            assert found is None
+            continue
+        max_replicas, records = expected[key]
+        assert found == GiveWay(max_replicas, {uid: ago(seconds) for uid, seconds in records.items()})
 
 
 def test_pool_is_reconciled_when_the_decision_may_change() -> None:
-    assert until_change([waits(4), waits(7), waits(30)], NOON) == 3
-    assert until_change([waits(30)], NOON) == 40
-    assert until_change([waits(70)], NOON) is None
+    assert until_change({A: pods(3)}, [waits(4), waits(7), waits(30)], NOON) == 3
+    assert until_change({A: pods(3)}, [waits(30)], NOON) == 40
+    assert until_change({A: pods(3)}, [waits(70)], NOON) is None
+    assert until_change({A: pods(3, given={"pod-900": 20})}, [waits(900)], NOON) == 40
+    assert until_change({A: pods(3, given={"pod-900": 60})}, [waits(900)], NOON) is None
 
 
 def test_pool_that_gives_way_keeps_fewer_pods_and_records_the_unit() -> None:
-    observed = observed_pool(pool(replicas=3), give_way=GiveWay(1, frozenset({"b", "a"})))
+    observed = observed_pool(pool(replicas=3), give_way=GiveWay(1, {"b": ago(0), "a": ago(5)}))
     manifest = deployment(observed)
     assert manifest["spec"]["replicas"] == 1
-    assert manifest["metadata"]["annotations"][Annotation.GIVEN_WAY_TO] == "a,b"
+    recorded = manifest["metadata"]["annotations"][Annotation.GIVEN_WAY_TO]
+    assert recorded == "a=2026-01-01T11:59:55Z,b=2026-01-01T12:00:00Z"
     assert "the pool keeps 1, because units wait for GPUs" in readiness(observed).message
     assert deployment(observed_pool(pool(replicas=3)))["spec"]["replicas"] == 3
+    assert given_way_to(msgspec.convert(manifest, RawDeployment)) == {"a": ago(5), "b": ago(0)}
+
+
+def test_pool_that_gave_way_long_ago_is_filled_again_and_keeps_its_record() -> None:
+    manifest = deployment(observed_pool(pool(replicas=3), give_way=GiveWay(None, {"a": ago(60)})))
+    assert manifest["spec"]["replicas"] == 3
+    assert manifest["metadata"]["annotations"][Annotation.GIVEN_WAY_TO] == "a=2026-01-01T11:59:00Z"
+
+
+@pytest.mark.parametrize("recorded", ["", ",", "a", "a=", "=", "a=yesterday", "a,b"])
+def test_invalid_records_are_ignored(recorded: str) -> None:
+    manifest = {"metadata": {"annotations": {Annotation.GIVEN_WAY_TO: recorded}}}
+    assert given_way_to(msgspec.convert(manifest, RawDeployment)) == {}
 
 
 FULL = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."

@@ -116,8 +116,8 @@ class Annotation:
     the pod spec of the unit."""
 
     GIVEN_WAY_TO = f"{GROUP}/given-way-to"
-    """On the Deployments of adoptable StockPools. The value is the UIDs of the pods of units for which the pool has
-    deleted a pod, separated by commas."""
+    """On the Deployments of adoptable StockPools. The value lists the pods of units for which the pool has deleted a
+    pod, as `<UID of the unit's pod>=<time>`, separated by commas."""
 
     SOURCE_STOCK_NAME = f"{GROUP}/source-stock-name"
     """On active units that a handoff created. The value is the name of the stock unit that the handoff consumed."""

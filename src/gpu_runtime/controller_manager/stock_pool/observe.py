@@ -39,7 +39,8 @@ class ObservedPool:
     @property
     def desired_replicas(self) -> int:
         replicas = self.pool.spec.replicas
-        return min(replicas, self.give_way.max_replicas) if self.give_way else replicas
+        limit = self.give_way.max_replicas if self.give_way else None
+        return replicas if limit is None else min(replicas, limit)
 
     @property
     def is_adoptable(self) -> bool:
@@ -54,8 +55,9 @@ class ObservedPool:
 def observe(
     pool: StockPool, informers: ControllerInformers, settings: ControllerManagerSettings, now: datetime
 ) -> ObservedPool:
+    key, child_key = pool.metadata.key, ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
     waiting = _waiting_pods(informers) if pool.spec.adoptable else []
-    child_key = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
+    pools = _yielding_pools(informers, settings) if waiting else {}
     return ObservedPool(
         pool=pool,
         settings=settings,
@@ -64,27 +66,20 @@ def observe(
         pods=tuple(informers.pods.store.by_index(PODS_BY_POOL_UID, pool.metadata.uid)),
         pod_cache_error=informers.pods.last_error,
         network_policy=informers.network_policies.store.get(child_key),
-        give_way=_give_way(pool, informers, settings, waiting, now),
-        until_give_way=until_change(waiting, now),
+        give_way=give_way(key, pools, waiting, now) if key in pools else None,
+        until_give_way=until_change(pools, waiting, now),
     )
 
 
-def _give_way(
-    pool: StockPool,
-    informers: ControllerInformers,
-    settings: ControllerManagerSettings,
-    waiting: list[WaitingPod],
-    now: datetime,
-) -> GiveWay | None:
-    if not any(each.is_due(now) for each in waiting):
-        return None
+def _yielding_pools(
+    informers: ControllerInformers, settings: ControllerManagerSettings
+) -> dict[ObjectKey, YieldingPool]:
     policy = settings.pods.policy
-    pools = {
+    return {
         each.metadata.key: _yielding_pool(each, informers)
         for each in informers.pools.store.all()
         if each.spec.adoptable and not each.metadata.deletion_timestamp and not pool_errors(each.spec, "spec", policy)
     }
-    return give_way(pool.metadata.key, pools, waiting, now) if pool.metadata.key in pools else None
 
 
 def _yielding_pool(pool: StockPool, informers: ControllerInformers) -> YieldingPool:
@@ -100,10 +95,11 @@ def _yielding_pool(pool: StockPool, informers: ControllerInformers) -> YieldingP
     )
 
 
-def given_way_to(deployment: RawDeployment | None) -> frozenset[str]:
-    """Return the UIDs of the pods of units to which the pool of the Deployment has given way."""
+def given_way_to(deployment: RawDeployment | None) -> dict[str, datetime]:
+    """Return when the pool of the Deployment has given way, by the UID of the pod of the unit."""
     recorded = deployment.metadata.annotations.get(Annotation.GIVEN_WAY_TO, "") if deployment else ""
-    return frozenset(filter(None, recorded.split(",")))
+    entries = (each.partition("=") for each in recorded.split(","))
+    return {uid: time for uid, _, text in entries if (time := parse_timestamp(text)) is not None}
 
 
 def _waiting_pods(informers: ControllerInformers) -> list[WaitingPod]:

@@ -33,7 +33,7 @@ def readiness(observed: ObservedPool) -> WorkloadReadiness:
     if observed.pod_cache_error:
         return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.POD_STATUS_SYNC_FAILED, observed.pod_cache_error)
     text = f"{available} of {desired} replicas are available"
-    if observed.give_way:
+    if observed.give_way and observed.give_way.max_replicas is not None:
         text += f"; the pool keeps {observed.desired_replicas}, because units wait for GPUs"
     return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.DEPLOYMENT_PROGRESSING, text)
 

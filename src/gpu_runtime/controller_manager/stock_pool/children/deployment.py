@@ -24,6 +24,7 @@ from gpu_runtime.controller_manager.workload.pod_template import (
     user_pod_security_context,
 )
 from gpu_runtime.kube.meta import Manifest
+from gpu_runtime.process.clock import format_timestamp
 
 # A shell that runs as PID 1 of a container ignores SIGTERM, so the command sets a trap.
 PLACEHOLDER_COMMAND = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
@@ -42,8 +43,8 @@ def deployment(observed: ObservedPool) -> Manifest:
     }
     manifest = child_manifest(observed.pool, STOCK_POOLS, pool_child_name(metadata.name), labels, child_spec)
     if observed.give_way:
-        uids = ",".join(sorted(observed.give_way.given_way_to))
-        manifest["metadata"]["annotations"][Annotation.GIVEN_WAY_TO] = uids
+        records = (f"{uid}={format_timestamp(time)}" for uid, time in sorted(observed.give_way.given_way_to.items()))
+        manifest["metadata"]["annotations"][Annotation.GIVEN_WAY_TO] = ",".join(records)
     return manifest
 
 
