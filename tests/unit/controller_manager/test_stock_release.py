@@ -163,3 +163,30 @@ async def test_stock_pod_is_ended_only_for_the_unit_that_consumed_it(
     observed = observed_unit(unit(annotations=FROM_OPERATION), **WAITING_FIELDS | fields)
     assert await StockReleaser(cast(KubeClient, kube), "runtime-system").release(observed) == retry
     assert kube.deleted == deleted
+
+
+async def test_stock_pod_is_ended_as_soon_as_the_operation_commits() -> None:
+    class CommittingKube(StubKube):
+        """The operation commits after it was read for the first time."""
+
+        async def get(self, resource: object, key: ObjectKey) -> Operation:
+            found = await super().get(resource, key)
+            self.operation = operation("Succeeded")
+            return found
+
+    kube = CommittingKube(operation("Running", target_uid=None))
+    observed = observed_unit(unit(annotations=FROM_OPERATION), **WAITING_FIELDS)
+    assert await StockReleaser(cast(KubeClient, kube), "runtime-system").release(observed) is None
+    assert kube.deleted == ENDED
+
+
+async def test_scarce_stock_is_ended_before_the_scheduler_has_tried() -> None:
+    kube = StubKube(operation("Succeeded"))
+    releaser = StockReleaser(cast(KubeClient, kube), "runtime-system")
+    created = observed_unit(unit(annotations=FROM_OPERATION), stock_objects=stock_objects())
+    assert await releaser.release(created) is None
+    assert kube.deleted == [], "other GPUs may be free"
+    await releaser.release(observed_unit(unit(annotations=FROM_OPERATION), **WAITING_FIELDS))
+    kube.deleted.clear()
+    assert await releaser.release(created) is None
+    assert kube.deleted == ENDED, "the last unit of the flavor had to wait"

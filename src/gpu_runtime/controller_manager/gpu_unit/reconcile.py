@@ -36,6 +36,7 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
 from gpu_runtime.kube.controller import Done, ReconcileResult
 from gpu_runtime.kube.live_objects import find_live
+from gpu_runtime.process.await_both import await_both
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,18 @@ class GPUUnitReconciler:
         observed = observe(unit, self.informers, self.settings, now)
         if unit.status.phase is None and (stock := observed.source_stock) is not None:
             self.status_writer.recorder.normal(GPU_UNITS, unit, "CreatedFromStock", describe_source(stock))
+        until_release = None
         blocked = first_violation(UNIT_RULES, observed)
         if blocked is None:
             blocked = await self.adopter.adopt(observed)
         if blocked is None:
             confirmed = await self._read_uncached(observed)
-            blocked = await sync_children(self.client, self.informers, unit, desired_children(confirmed))
+            sync = sync_children(self.client, self.informers, unit, desired_children(confirmed))
+            blocked, until_release = await await_both(sync, self.releaser.release(observed))
             # Observe again, to see the written Deployment. Its status does not describe the new generation yet. The
             # time is the same: otherwise the delay until preemption could end between the two, without an effect.
             observed = observe(unit, self.informers, self.settings, now)
             observed = replace(observed, mount_warning=await mount_warning(self.client, observed))
-        until_release = await self.releaser.release(observed) if blocked is None else None
         result = blocked.readiness if blocked else readiness(observed)
         run, until_clocks_agree = await self._run_times(observed, result)
         status = status_of(observed, result, self.status_writer.now(), run)

@@ -2,8 +2,8 @@
 
 If other GPUs are free, the pod of the unit starts on them, and the end of the stock pod on the same node would only
 slow down this start. Whether other GPUs are free is known when the scheduler has tried to place the pod. If the pod of
-the last unit of the same flavor had to wait, the next one probably has to wait, too. Then the stock pod is ended before
-the scheduler has tried.
+the last unit of the same flavor had to wait, the next one probably has to wait, too. Then the stock pod is ended while
+the children of the unit are created.
 
 The garbage collector would delete the Deployment, the ReplicaSet and the pod of the stock unit, too, but only after the
 runtime API has deleted the stock unit, and one after the other.
@@ -12,6 +12,7 @@ A user who can write GPUUnits can forge the annotations of a unit, but not an Op
 only stock that the Operation of the unit has consumed.
 """
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,9 @@ from gpu_runtime.kube.errors import KubeConflict, KubeNotFound
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
 
 COMMIT_POLL_SECONDS = 0.02
+COMMIT_POLLS = 5
+"""How often to read an operation that has not committed yet, before the unit is reconciled again. The operation usually
+commits while the children of the unit are created."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,7 @@ class StockReleaser:
             return None
         if not self._needs_stock(observed) or not not_deleted:
             return None
-        operation = await find_operation(self.client, self.system_namespace, observed.unit)
-        if operation is None or not belongs_to(operation, observed.unit):
-            return None
-        match claim_state(operation, stock.uid):
+        match await self._claim_state(observed, stock.uid):
             case ClaimState.STALE:
                 return None
             case ClaimState.VALID:
@@ -57,6 +58,19 @@ class StockReleaser:
         for pod in not_deleted:
             await self._end(observed, pod)
         return None
+
+    async def _claim_state(self, observed: ObservedUnit, stock_uid: str) -> ClaimState:
+        """Return whether the operation of the unit has consumed the stock. Wait for a short time until it has."""
+        for poll in range(COMMIT_POLLS):
+            if poll:
+                await asyncio.sleep(COMMIT_POLL_SECONDS)
+            operation = await find_operation(self.client, self.system_namespace, observed.unit)
+            if operation is None or not belongs_to(operation, observed.unit):
+                return ClaimState.STALE
+            state = claim_state(operation, stock_uid)
+            if state is not ClaimState.VALID:
+                return state
+        return ClaimState.VALID
 
     def _needs_stock(self, observed: ObservedUnit) -> bool:
         flavor = observed.unit.spec.spec_name
