@@ -33,6 +33,11 @@ def prepared_unit(pool: StockPoolSpec) -> GPUUnitSpec:
     )
 
 
+def is_adoptable(pool: StockPoolSpec) -> bool:
+    """Whether a handoff may take the pods of the pool."""
+    return pool.adoptable and not runs_placeholder(pool)
+
+
 def runs_placeholder(pool: StockPoolSpec) -> bool:
     """Whether the pods of the pool run a placeholder, which is no program of a unit."""
     return not pool.image or not (pool.template.command or pool.template.args)

@@ -17,7 +17,7 @@ import msgspec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.reservation import RESERVATION_FIELDS
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.prepared_units import prepared_unit, runs_placeholder
+from gpu_runtime.contract.prepared_units import is_adoptable, prepared_unit
 from gpu_runtime.contract.validation.normalize import normalize_unit
 
 
@@ -59,7 +59,7 @@ def prepared_miss(requested: GPUUnitSpec, pool: StockPoolSpec) -> StockMiss | No
     Two units with the same image, template, access, probes and reservation have the same pod template. The controller
     manager builds both with one function, from these fields and from its settings.
     """
-    if not pool.adoptable or runs_placeholder(pool) or pool.spec_name != requested.spec_name:
+    if not is_adoptable(pool) or pool.spec_name != requested.spec_name:
         return StockMiss.NO_POOL
     if requested.storage_mounts:
         return StockMiss.STORAGE_MOUNTS

@@ -4,7 +4,6 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import (
     GPU_RESOURCE,
-    HANDOFF_PRIORITY_CLASS,
     Label,
     UnitRole,
 )
@@ -47,7 +46,7 @@ def pool_uids(pod: Pod) -> tuple[str, ...]:
 
 
 def waiting_for_gpus(pod: Pod) -> tuple[str, ...]:
-    """Select the pod if only free GPUs can help it. A pod that preempts now or soon gets the GPUs of stock."""
+    """Select the pod of an active unit if it waits for GPUs."""
     labels, failure = pod.metadata.labels, pod.scheduling_failure
     waits = (
         failure is not None
@@ -55,8 +54,6 @@ def waiting_for_gpus(pod: Pod) -> tuple[str, ...]:
         and labels.get(Label.ROLE) == UnitRole.ACTIVE
         and Label.UNIT in labels
         and pod.metadata.deletion_timestamp is None
-        and pod.spec.priority_class_name != HANDOFF_PRIORITY_CLASS
-        and not pod.status.nominated_node_name
     )
     return (PODS_WAITING_FOR_GPUS,) if waits else ()
 

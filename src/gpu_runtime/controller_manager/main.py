@@ -8,7 +8,8 @@ from pathlib import Path
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.contract.crd.well_known import Label, pool_child_name
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.prepared_units import is_adoptable
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers, new_informers
 from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import GPUStorageMappers
 from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
@@ -21,7 +22,6 @@ from gpu_runtime.controller_manager.indexes import waiting_for_gpus
 from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.controller_manager.orphan_collector import OrphanCollector
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.stock_pool.observe import given_way_to
 from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
 from gpu_runtime.controller_manager.storage_locks import StorageLocks
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
@@ -119,15 +119,10 @@ def _watch_for_pools(controller: Controller[StockPool], informers: ControllerInf
 
 
 def _map_waiting_pod(informers: ControllerInformers, pod: Pod) -> list[ObjectKey]:
-    """Return the adoptable pools that may have to give way to the pod, or the pools that have given way to it."""
-    waits = bool(waiting_for_gpus(pod))
-    pools = (pool for pool in informers.pools.store.all() if pool.spec.adoptable)
-    return [pool.metadata.key for pool in pools if waits or _has_given_way(informers, pool, pod)]
-
-
-def _has_given_way(informers: ControllerInformers, pool: StockPool, pod: Pod) -> bool:
-    key = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
-    return pod.metadata.uid in given_way_to(informers.deployments.store.get(key))
+    """Return the adoptable pools if the pod waits for GPUs, because they may have to give way to it."""
+    if not waiting_for_gpus(pod):
+        return []
+    return [pool.metadata.key for pool in informers.pools.store.all() if is_adoptable(pool.spec)]
 
 
 def _map_pod_to_pool(pod: Pod) -> tuple[ObjectKey, ...]:

@@ -63,7 +63,12 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def is_ready(self) -> bool:
-        return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
+        return self._has_condition("Ready")
+
+    @property
+    def is_on_lost_node(self) -> bool:
+        """Whether the node controller has set the pod to not ready, although the kubelet reported ready containers."""
+        return self._has_condition("ContainersReady") and not self.is_ready
 
     @property
     def is_unschedulable(self) -> bool:
@@ -86,6 +91,9 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     @property
     def has_ended(self) -> bool:
         return self.status.phase in ("Failed", "Succeeded")
+
+    def _has_condition(self, name: str) -> bool:
+        return any(each.type == name and each.status == "True" for each in self.status.conditions)
 
 
 class DeploymentStatus(KubeStruct, frozen=True, kw_only=True):

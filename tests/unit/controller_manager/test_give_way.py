@@ -15,7 +15,7 @@ from gpu_runtime.controller_manager.stock_pool.give_way import (
     give_way,
     until_change,
 )
-from gpu_runtime.controller_manager.stock_pool.observe import given_way_to
+from gpu_runtime.controller_manager.stock_pool.observe import given_way_to, may_get_stock
 from gpu_runtime.controller_manager.stock_pool.status import readiness
 from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import Pod
@@ -24,12 +24,12 @@ from tests.unit.controller_manager.controller_objects import NOON, observed_pool
 
 A, B = ObjectKey("n", "a"), ObjectKey("n", "b")
 Pools = dict[ObjectKey, YieldingPool]
-Expected = dict[ObjectKey, tuple[int | None, dict[str, int]]]
-"""For each pool that gives way: how many pods it keeps, and how many seconds ago it gave way to each pod of a unit."""
+Expected = dict[ObjectKey, tuple[int, dict[str, int]]]
+"""For each pool that gives way: how many pods it keeps, and how many seconds ago it gave way to each unit."""
 
 
-def waits(seconds: int, gpu: int = 1, uid: str = "") -> WaitingPod:
-    return WaitingPod(uid or f"pod-{seconds}", gpu, NOON - timedelta(seconds=seconds))
+def waits(seconds: int, gpu: int = 1, *, may_get_stock: bool = False) -> WaitingPod:
+    return WaitingPod(f"unit-{seconds}", gpu, ago(seconds), may_get_stock)
 
 
 def ago(seconds: int) -> datetime:
@@ -45,61 +45,61 @@ def pods(
 
 CASES: dict[str, tuple[Pools, list[WaitingPod], Expected]] = {
     "no unit waits": ({A: pods(3)}, [], {}),
-    "unit waits for 9 s": ({A: pods(3)}, [waits(9)], {}),
-    "unit waits for 10 s": ({A: pods(3)}, [waits(10)], {A: (2, {"pod-10": 0})}),
-    "unit has waited for long when the pool starts": ({A: pods(3)}, [waits(900)], {A: (2, {"pod-900": 0})}),
-    "two units": ({A: pods(3)}, [waits(10), waits(20)], {A: (1, {"pod-10": 0, "pod-20": 0})}),
-    "pool has given way": ({A: pods(3, replicas=2, given={"pod-20": 9})}, [waits(20)], {A: (2, {"pod-20": 9})}),
-    "pod has ended": ({A: pods(2, replicas=2, given={"pod-20": 9})}, [waits(20)], {A: (2, {"pod-20": 9})}),
-    "unit does not start": ({A: pods(2, replicas=2, given={"pod-70": 59})}, [waits(70)], {A: (2, {"pod-70": 59})}),
-    "unit has not started in time": (
-        {A: pods(2, replicas=2, given={"pod-70": 60})},
-        [waits(70)],
-        {A: (None, {"pod-70": 60})},
-    ),
-    "pool gives way to each pod only once": (
-        {A: pods(3, given={"pod-900": 600})},
+    "unit waits for 9 s": ({A: pods(2)}, [waits(9)], {A: (2, {})}),
+    "unit waits for 10 s": ({A: pods(3)}, [waits(10)], {A: (2, {"unit-10": 0})}),
+    "unit waits for its stock": ({A: pods(2)}, [waits(60, may_get_stock=True)], {A: (2, {})}),
+    "unit waits too long for its stock": ({A: pods(2)}, [waits(70, may_get_stock=True)], {}),
+    "unit has waited for long when the pool starts": ({A: pods(3)}, [waits(900)], {A: (2, {"unit-900": 0})}),
+    "two units": ({A: pods(3)}, [waits(10), waits(20)], {A: (1, {"unit-10": 0, "unit-20": 0})}),
+    "pool has given way": ({A: pods(3, replicas=2, given={"unit-20": 9})}, [waits(20)], {A: (2, {"unit-20": 9})}),
+    "pod has ended": ({A: pods(2, replicas=2, given={"unit-20": 9})}, [waits(20)], {A: (2, {"unit-20": 9})}),
+    "unit does not start": ({A: pods(2, replicas=2, given={"unit-70": 59})}, [waits(70)], {A: (2, {"unit-70": 59})}),
+    "unit has not started in time": ({A: pods(2, replicas=2, given={"unit-70": 60})}, [waits(70)], {}),
+    "pool gives way to each unit only once": ({A: pods(3, given={"unit-900": 599})}, [waits(900)], {}),
+    "pool gives way again after 10 minutes": (
+        {A: pods(3, given={"unit-900": 600})},
         [waits(900)],
-        {A: (None, {"pod-900": 600})},
+        {A: (2, {"unit-900": 0})},
     ),
+    "unit gets another pod": ({A: pods(2, given={"unit-10": 99})}, [waits(10)], {}),
     "pool has given way to one of two": (
-        {A: pods(2, replicas=2, given={"pod-20": 9})},
+        {A: pods(2, replicas=2, given={"unit-20": 9})},
         [waits(20), waits(10)],
-        {A: (1, {"pod-10": 0, "pod-20": 9})},
+        {A: (1, {"unit-10": 0, "unit-20": 9})},
     ),
-    "earlier unit has started": ({A: pods(2, replicas=2, given={"old": 9})}, [waits(10)], {A: (1, {"pod-10": 0})}),
+    "earlier unit has started": (
+        {A: pods(2, replicas=2, given={"old": 9, "older": 600})},
+        [waits(10)],
+        {A: (1, {"unit-10": 0, "old": 9})},
+    ),
     "last unit has started": ({A: pods(2, replicas=2, given={"old": 9})}, [], {}),
     "handoff takes a pod meanwhile": (
-        {A: pods(1, replicas=2, given={"pod-20": 9})},
+        {A: pods(1, replicas=2, given={"unit-20": 9})},
         [waits(20)],
-        {A: (1, {"pod-20": 9})},
+        {A: (1, {"unit-20": 9})},
     ),
     "pool does not start further pods": (
-        {A: pods(1, replicas=3, given={"pod-20": 9})},
+        {A: pods(1, replicas=3, given={"unit-20": 9})},
         [waits(20)],
-        {A: (1, {"pod-20": 9})},
+        {A: (1, {"unit-20": 9})},
     ),
-    "more units than pods": ({A: pods(1)}, [waits(10), waits(11)], {A: (0, {"pod-11": 0})}),
+    "more units than pods": ({A: pods(1)}, [waits(10), waits(11)], {A: (0, {"unit-11": 0})}),
     "claimed pod stays": ({A: pods(1, claimed=1)}, [waits(10)], {A: (1, {})}),
     "pods are too small": ({A: pods(3)}, [waits(10, gpu=2)], {A: (3, {})}),
     "pods of the pool wait, too": ({A: pods(0)}, [waits(69)], {A: (0, {})}),
     "pods are too small for a long time": ({A: pods(3)}, [waits(70, gpu=2)], {}),
-    "one pool gives way to one unit": ({A: pods(3), B: pods(3)}, [waits(10)], {A: (2, {"pod-10": 0}), B: (3, {})}),
+    "one pool gives way to one unit": ({A: pods(3), B: pods(3)}, [waits(10)], {A: (2, {"unit-10": 0}), B: (3, {})}),
     "another pool has given way": (
-        {A: pods(3), B: pods(3, given={"pod-10": 0})},
+        {A: pods(3), B: pods(3, given={"unit-10": 0})},
         [waits(10)],
-        {A: (3, {}), B: (3, {"pod-10": 0})},
+        {A: (3, {}), B: (3, {"unit-10": 0})},
     ),
-    "another pool has given way long ago": (
-        {A: pods(3), B: pods(2, given={"pod-80": 60})},
-        [waits(80)],
-        {B: (None, {"pod-80": 60})},
-    ),
-    "second pool": ({A: pods(1), B: pods(3)}, [waits(10), waits(11)], {A: (0, {"pod-11": 0}), B: (2, {"pod-10": 0})}),
+    "another pool has given way long ago": ({A: pods(3), B: pods(2, given={"unit-80": 60})}, [waits(80)], {}),
+    "second pool": ({A: pods(1), B: pods(3)}, [waits(10), waits(11)], {A: (0, {"unit-11": 0}), B: (2, {"unit-10": 0})}),
     "smallest pods that fit": (
         {A: pods(3, gpu=8), B: pods(1, gpu=4)},
         [waits(10, gpu=2)],
-        {A: (3, {}), B: (0, {"pod-10": 0})},
+        {A: (3, {}), B: (0, {"unit-10": 0})},
     ),
 }
 
@@ -119,8 +119,8 @@ def test_pool_is_reconciled_when_the_decision_may_change() -> None:
     assert until_change({A: pods(3)}, [waits(4), waits(7), waits(30)], NOON) == 3
     assert until_change({A: pods(3)}, [waits(30)], NOON) == 40
     assert until_change({A: pods(3)}, [waits(70)], NOON) is None
-    assert until_change({A: pods(3, given={"pod-900": 20})}, [waits(900)], NOON) == 40
-    assert until_change({A: pods(3, given={"pod-900": 60})}, [waits(900)], NOON) is None
+    assert until_change({A: pods(3, given={"unit-900": 20})}, [waits(900)], NOON) == 40
+    assert until_change({A: pods(3, given={"unit-900": 60})}, [waits(900)], NOON) is None
 
 
 def test_pool_that_gives_way_keeps_fewer_pods_and_records_the_unit() -> None:
@@ -134,12 +134,6 @@ def test_pool_that_gives_way_keeps_fewer_pods_and_records_the_unit() -> None:
     assert given_way_to(msgspec.convert(manifest, RawDeployment)) == {"a": ago(5), "b": ago(0)}
 
 
-def test_pool_that_gave_way_long_ago_is_filled_again_and_keeps_its_record() -> None:
-    manifest = deployment(observed_pool(pool(replicas=3), give_way=GiveWay(None, {"a": ago(60)})))
-    assert manifest["spec"]["replicas"] == 3
-    assert manifest["metadata"]["annotations"][Annotation.GIVEN_WAY_TO] == "a=2026-01-01T11:59:00Z"
-
-
 @pytest.mark.parametrize("recorded", ["", ",", "a", "a=", "=", "a=yesterday", "a,b"])
 def test_invalid_records_are_ignored(recorded: str) -> None:
     manifest = {"metadata": {"annotations": {Annotation.GIVEN_WAY_TO: recorded}}}
@@ -150,8 +144,8 @@ FULL = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 WAITING: dict[str, tuple[dict[str, object], bool]] = {
     "no node has enough GPUs": ({}, True),
     "no node has enough memory": ({"message": "0/1 nodes are available: 1 Insufficient memory."}, False),
-    "pod preempts stock": ({"nominated": "node-1"}, False),
-    "pod may preempt soon": ({"priority": "gpu-runtime-handoff"}, False),
+    "pod preempts stock": ({"nominated": "node-1"}, True),
+    "pod waits for its stock": ({"priority": "gpu-runtime-handoff"}, True),
     "stock pod": ({"role": "stock"}, False),
     "pod is being deleted": ({"deleted": "2026-01-01T00:00:00Z"}, False),
 }
@@ -171,4 +165,6 @@ def test_pods_to_which_a_pool_gives_way(changes: dict[str, str], waits: bool) ->
             "nominatedNodeName": changes.get("nominated", ""),
         },
     }
-    assert bool(waiting_for_gpus(msgspec.convert(manifest, Pod))) is waits
+    pod = msgspec.convert(manifest, Pod)
+    assert bool(waiting_for_gpus(pod)) is waits
+    assert may_get_stock(pod) is ("nominated" in changes or "priority" in changes)

@@ -8,9 +8,9 @@ from datetime import datetime
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.contract.crd.well_known import Annotation, Label, pool_child_name
+from gpu_runtime.contract.crd.well_known import HANDOFF_PRIORITY_CLASS, Annotation, Label, pool_child_name
 from gpu_runtime.contract.prepared_pods import is_claimed_pod
-from gpu_runtime.contract.prepared_units import prepared_unit, runs_placeholder
+from gpu_runtime.contract.prepared_units import is_adoptable, prepared_unit
 from gpu_runtime.contract.validation import normalize_unit, pool_errors
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.indexes import PODS_BY_POOL_UID, PODS_WAITING_FOR_GPUS
@@ -39,12 +39,11 @@ class ObservedPool:
     @property
     def desired_replicas(self) -> int:
         replicas = self.pool.spec.replicas
-        limit = self.give_way.max_replicas if self.give_way else None
-        return replicas if limit is None else min(replicas, limit)
+        return min(replicas, self.give_way.max_replicas) if self.give_way else replicas
 
     @property
     def is_adoptable(self) -> bool:
-        return self.pool.spec.adoptable and not runs_placeholder(self.pool.spec)
+        return is_adoptable(self.pool.spec)
 
     @property
     def prepared_unit(self) -> GPUUnitSpec:
@@ -56,7 +55,7 @@ def observe(
     pool: StockPool, informers: ControllerInformers, settings: ControllerManagerSettings, now: datetime
 ) -> ObservedPool:
     key, child_key = pool.metadata.key, ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
-    waiting = _waiting_pods(informers) if pool.spec.adoptable else []
+    waiting = _waiting_pods(informers) if is_adoptable(pool.spec) else []
     pools = _yielding_pools(informers, settings) if waiting else {}
     return ObservedPool(
         pool=pool,
@@ -78,14 +77,18 @@ def _yielding_pools(
     return {
         each.metadata.key: _yielding_pool(each, informers)
         for each in informers.pools.store.all()
-        if each.spec.adoptable and not each.metadata.deletion_timestamp and not pool_errors(each.spec, "spec", policy)
+        if is_adoptable(each.spec)
+        and not each.metadata.deletion_timestamp
+        and not pool_errors(each.spec, "spec", policy)
     }
 
 
 def _yielding_pool(pool: StockPool, informers: ControllerInformers) -> YieldingPool:
     key = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
     deployment = informers.deployments.store.get(key)
-    running = [pod for pod in informers.pods.store.by_index(PODS_BY_POOL_UID, pool.metadata.uid) if pod.is_running]
+    pods = informers.pods.store.by_index(PODS_BY_POOL_UID, pool.metadata.uid)
+    # The GPUs of a lost node help no unit. A ReplicaSet deletes its pods first, because they are not ready.
+    running = [pod for pod in pods if pod.is_running and not pod.is_on_lost_node]
     return YieldingPool(
         gpu=pool.spec.gpu,
         replicas=deployment.spec.get("replicas", 0) if deployment else 0,
@@ -96,7 +99,7 @@ def _yielding_pool(pool: StockPool, informers: ControllerInformers) -> YieldingP
 
 
 def given_way_to(deployment: RawDeployment | None) -> dict[str, datetime]:
-    """Return when the pool of the Deployment has given way, by the UID of the pod of the unit."""
+    """Return when the pool of the Deployment has given way, by the UID of the unit."""
     recorded = deployment.metadata.annotations.get(Annotation.GIVEN_WAY_TO, "") if deployment else ""
     entries = (each.partition("=") for each in recorded.split(","))
     return {uid: time for uid, _, text in entries if (time := parse_timestamp(text)) is not None}
@@ -108,5 +111,10 @@ def _waiting_pods(informers: ControllerInformers) -> list[WaitingPod]:
         unit = informers.units.store.get(ObjectKey(pod.metadata.namespace, pod.metadata.labels[Label.UNIT]))
         since = parse_timestamp(pod.metadata.creation_timestamp)
         if unit is not None and since is not None:
-            waiting.append(WaitingPod(pod.metadata.uid, unit.spec.gpu, since))
+            waiting.append(WaitingPod(unit.metadata.uid, unit.spec.gpu, since, may_get_stock(pod)))
     return waiting
+
+
+def may_get_stock(pod: Pod) -> bool:
+    """Whether the pod waits for GPUs of stock: those of its stock unit, or those of stock that it preempts."""
+    return pod.spec.priority_class_name == HANDOFF_PRIORITY_CLASS or bool(pod.status.nominated_node_name)

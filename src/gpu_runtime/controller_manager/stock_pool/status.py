@@ -33,7 +33,7 @@ def readiness(observed: ObservedPool) -> WorkloadReadiness:
     if observed.pod_cache_error:
         return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.POD_STATUS_SYNC_FAILED, observed.pod_cache_error)
     text = f"{available} of {desired} replicas are available"
-    if observed.give_way and observed.give_way.max_replicas is not None:
+    if observed.give_way:
         text += f"; the pool keeps {observed.desired_replicas}, because units wait for GPUs"
     return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.DEPLOYMENT_PROGRESSING, text)
 
@@ -57,7 +57,10 @@ def _adoptable_condition(observed: ObservedPool) -> Condition:
     """Return whether a handoff may take the pods of the pool, and if not, why."""
     spec = observed.pool.spec
     if observed.is_adoptable:
-        reason, message = AdoptableReason.ADOPTABLE, "a create request with the same template may take a pod"
+        reason, message = (
+            AdoptableReason.ADOPTABLE,
+            "a create request in this namespace with the same template may take a pod",
+        )
     elif spec.adoptable:
         text = "the pods run a placeholder, which is no program: set spec.image, and spec.template.command or args"
         reason, message = AdoptableReason.PLACEHOLDER, text
