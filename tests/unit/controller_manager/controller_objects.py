@@ -101,7 +101,9 @@ def pod(name: str = "web-1", created: str = "2026-01-01T00:00:00Z", deleted: str
     labels = status.pop("labels", {})
     pod_metadata = metadata(name, creationTimestamp=created, deletionTimestamp=deleted, labels=labels)
     mounted = [{"persistentVolumeClaim": {"claimName": name}} for name in status.pop("claims", ())]
-    content = {"metadata": pod_metadata, "spec": {"volumes": [{"name": "other"}, *mounted]}, "status": status}
+    spec = {"nodeName": status.pop("node", ""), "priorityClassName": status.pop("priority", "")}
+    spec |= {"volumes": [{"name": "other"}, *mounted]}
+    content = {"metadata": pod_metadata, "spec": spec, "status": status}
     return msgspec.convert(content, Pod)
 
 

@@ -5,19 +5,20 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.status import readiness
 from gpu_runtime.controller_manager.gpu_unit.stock_release import until_preemption
-from gpu_runtime.controller_manager.gpu_unit.stock_releaser import StockReleaser
+from gpu_runtime.controller_manager.gpu_unit.stock_releaser import COMMIT_POLL_SECONDS, StockReleaser
 from gpu_runtime.controller_manager.unstructured import RawDeployment
-from gpu_runtime.kube.builtin_kinds import Pod
+from gpu_runtime.kube.builtin_kinds import Pod, PodSpec, PodStatus
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import ApiStatus, KubeNotFound
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
-from tests.unit.controller_manager.controller_objects import NOON, deployment, metadata, observed_unit, pod, unit
+from tests.unit.controller_manager.controller_objects import NOON, metadata, observed_unit, pod, unit
 
 FROM_STOCK = {
     Annotation.SOURCE_STOCK_UID: "s",
@@ -70,6 +71,45 @@ def test_priority_class(found: Any, fields: dict[str, Any], expected: str) -> No
     assert spec["priorityClassName"] == expected
 
 
+LOST = pod(node="lost", deleted="2026-01-01T12:00:00Z", priority="gpu-runtime-handoff")
+PREEMPTING = {"deployment": live_deployment("gpu-runtime-active")}
+STRATEGIES: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "unit without stock": (unit(), {"pods": (LOST,)}, "Recreate"),
+    "pod on a lost node": (unit(annotations=FROM_STOCK), {"pods": (LOST,)}, "Recreate"),
+    "its replacement waits for 9 s": (unit(annotations=FROM_STOCK), {"pods": (LOST, waiting_pod(9))}, "Recreate"),
+    "its replacement waits for 10 s": (
+        unit(annotations=FROM_STOCK),
+        {"pods": (LOST, waiting_pod(10))},
+        "RollingUpdate",
+    ),
+    "its replacement is deleted": (unit(annotations=FROM_STOCK), {"pods": (LOST,)} | PREEMPTING, "RollingUpdate"),
+    "lost pod is gone": (unit(annotations=FROM_STOCK), {"pods": (pod(),)} | PREEMPTING, "Recreate"),
+    "lost pod has ended": (
+        unit(annotations=FROM_STOCK),
+        {"pods": (structs.replace(LOST, status=PodStatus(phase="Failed")),)} | PREEMPTING,
+        "Recreate",
+    ),
+    "replaced pod may preempt": (
+        unit(annotations=FROM_STOCK),
+        {"pods": (structs.replace(LOST, spec=PodSpec(node_name="n", priority_class_name="gpu-runtime-active")),)}
+        | PREEMPTING,
+        "Recreate",
+    ),
+    "unit with storages": (
+        unit(annotations=FROM_STOCK, storageMounts=[{"name": "models", "mountPath": "/models"}]),
+        {"pods": (LOST, waiting_pod(10))},
+        "Recreate",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "fields", "expected"), STRATEGIES.values(), ids=STRATEGIES)
+def test_only_a_preempting_pod_does_not_wait_for_the_pod_of_a_lost_node(
+    found: Any, fields: dict[str, Any], expected: str
+) -> None:
+    assert unit_deployment(observed_unit(found, **fields))["spec"]["strategy"]["type"] == expected
+
+
 def test_unit_is_reconciled_when_its_pod_may_preempt() -> None:
     from_stock = unit(annotations=FROM_STOCK)
     assert until_preemption(observed_unit(from_stock, pods=(waiting_pod(4),))) == 6
@@ -86,6 +126,11 @@ READINESS: dict[str, tuple[dict[str, Any], str, str]] = {
         "StockReleasing",
         WAITS_FOR_STOCK,
     ),
+    "stock pod does not end": (
+        {"pods": (waiting_pod(60),), "stock_objects": STOCK_POD},
+        "PodStartupFailed",
+        "the scheduler found no node for the pod: no GPU",
+    ),
     "stock pod is gone": (
         {"pods": (waiting_pod(1),)},
         "PodStartupFailed",
@@ -97,7 +142,8 @@ READINESS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize(("fields", "reason", "message"), READINESS.values(), ids=READINESS)
 def test_unit_reports_that_it_waits_for_its_stock(fields: dict[str, Any], reason: str, message: str) -> None:
-    found = readiness(observed_unit(unit(annotations=FROM_STOCK), deployment=deployment(), **fields))
+    observed = observed_unit(unit(annotations=FROM_STOCK), deployment=live_deployment("gpu-runtime-handoff"), **fields)
+    found = readiness(observed)
     assert (found.reason, found.message) == (reason, message)
 
 
@@ -145,7 +191,7 @@ RELEASES: dict[str, tuple[Operation | None, dict[str, Any], list[Any], float | N
     "pod waits": (operation("Succeeded"), {}, ENDED, None),
     "pod is scheduled": (operation("Succeeded"), {"pods": (pod(),)}, [], None),
     "stock is gone": (operation("Succeeded"), {"stock_objects": ()}, [], None),
-    "operation can still fail": (operation("Running", target_uid=None), {}, [], 0.02),
+    "operation can still fail": (operation("Running", target_uid=None), {}, [], COMMIT_POLL_SECONDS),
     "operation has failed": (operation("Failed", target_uid=None), {}, [], None),
     "operation of another unit": (operation("Succeeded", name="other"), {}, [], None),
     "earlier unit with the same name": (operation("Succeeded", target_uid="earlier"), {}, [], None),

@@ -6,7 +6,7 @@ from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.unit_lifetime import RunTimes, deletes_at, format_time, stops_at
 from gpu_runtime.controller_manager.gpu_unit.children.service import access_url, service
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
-from gpu_runtime.controller_manager.gpu_unit.stock_release import waits_for_stock
+from gpu_runtime.controller_manager.gpu_unit.stock_release import may_preempt, waits_for_stock
 from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods, is_generation_observed
 from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
 from gpu_runtime.controller_manager.workload.status_writer import with_ready_condition
@@ -18,7 +18,7 @@ def readiness(observed: ObservedUnit) -> WorkloadReadiness:
         return _stopped_readiness(observed)
     if is_available(observed.deployment):
         return WorkloadReadiness(UnitPhase.READY, ReadyReason.UNIT_READY, "the unit's pod is ready")
-    if waits_for_stock(observed) and (stock := observed.source_stock) is not None:
+    if waits_for_stock(observed) and not may_preempt(observed) and (stock := observed.source_stock) is not None:
         # The text does not change with every object that is deleted, because each change costs a write.
         text = f"waiting until no object of the stock unit {stock.namespace}/{stock.name} uses its GPUs"
         return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.STOCK_RELEASING, text)

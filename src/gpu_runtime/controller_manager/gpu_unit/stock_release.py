@@ -35,6 +35,22 @@ def priority_class(observed: ObservedUnit) -> str:
     return HANDOFF_PRIORITY_CLASS if must_wait else ACTIVE_PRIORITY_CLASS
 
 
+def may_preempt(observed: ObservedUnit) -> bool:
+    """Whether the pod of a unit from stock has waited long enough to get a pod that preempts."""
+    return observed.source_stock is not None and priority_class(observed) == ACTIVE_PRIORITY_CLASS
+
+
+def is_replaced(observed: ObservedUnit) -> bool:
+    """Whether a pod of the unit that does not preempt still ends, for example on a lost node."""
+    return any(
+        pod.metadata.deletion_timestamp is not None
+        and pod.spec.node_name
+        and not pod.has_ended
+        and pod.spec.priority_class_name == HANDOFF_PRIORITY_CLASS
+        for pod in observed.pods
+    )
+
+
 def until_preemption(observed: ObservedUnit) -> float | None:
     """Return the seconds until the pod may preempt, or None if the pod does not wait for the scheduler."""
     waiting = [

@@ -27,8 +27,8 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeConflict, KubeNotFound
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
 
-COMMIT_POLL_SECONDS = 0.02
-COMMIT_POLLS = 5
+COMMIT_POLL_SECONDS = 0.005
+COMMIT_POLLS = 20
 """How often to read an operation that has not committed yet, before the unit is reconciled again. The operation usually
 commits while the children of the unit are created."""
 

@@ -14,7 +14,7 @@ from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
-from gpu_runtime.contract.crd.well_known import Annotation, Label
+from gpu_runtime.contract.crd.well_known import ACTIVE_PRIORITY_CLASS, Annotation, Label
 from localcluster import simulated_nodes
 from tests.integration.controller_manager.conftest import POOL, UNIT, Object, ready_condition
 from tests.integration.runtime_api.live_platform import (
@@ -45,6 +45,7 @@ ADOPTED_COUNT = 5
 HANDOFF_COUNT = 20
 GIVE_WAY_SECONDS = 10
 """How long the pod of a unit waits until a pool deletes a pod for it (docs/stock.md)."""
+PREEMPTION_DELAY_SECONDS = 10
 POOL_RECONCILES = 'controller_runtime_reconcile_total{controller="stock-pool"'
 KEEP_TERMINATING = "example.com/keep-terminating"
 """A finalizer. While a deleted pod has it, the pod still exists and uses its GPUs, like a pod that takes long to end,
@@ -306,6 +307,8 @@ async def test_unit_gets_another_pod_when_the_node_of_its_prepared_pod_is_lost(
         await wait_unit(api_client, name, is_ready)
         await lose_node(api_client, only_node, source["name"])
     await wait_unit(api_client, name, waits_for_node)
+    if step == "adopted":  # then the unit gets a pod that may preempt
+        await until(partial(has_preempting_pod, api_client, name), "the pod may preempt", PREEMPTION_DELAY_SECONDS + 20)
     spare = add_node(platform)
     await wait_unit(api_client, name, is_ready)
     (pod,) = [each for each in await unit_pods(api_client, name) if each["metadata"]["uid"] != source["uid"]]
@@ -320,6 +323,11 @@ async def test_unit_gets_another_pod_when_the_node_of_its_prepared_pod_is_lost(
     assert len(await pods_of_test(api_client)) == 3
     operation = (await api_client.snapshot()).operations[f"make-{name}"]
     assert operation_state(operation) == "Succeeded"
+
+
+async def has_preempting_pod(client: ApiCaller, unit: str) -> bool:
+    pods = await unit_pods(client, unit)
+    return any(each["spec"]["priorityClassName"] == ACTIVE_PRIORITY_CLASS for each in pods)
 
 
 async def lose_node(client: ApiCaller, node: str, pod: str) -> None:

@@ -10,7 +10,7 @@ from gpu_runtime.contract.crd.well_known import (
 )
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import pod_metadata, with_sidecar
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
-from gpu_runtime.controller_manager.gpu_unit.stock_release import priority_class
+from gpu_runtime.controller_manager.gpu_unit.stock_release import is_replaced, may_preempt, priority_class
 from gpu_runtime.controller_manager.workload.active_pod import active_pod_spec
 from gpu_runtime.controller_manager.workload.drift import child_manifest
 from gpu_runtime.controller_manager.workload.pod_template import (
@@ -30,13 +30,25 @@ def deployment(observed: ObservedUnit) -> Manifest:
     labels = unit_labels(metadata.name, spec.spec_name, observed.role)
     child_spec: Manifest = {
         "replicas": 1 if spec.running else 0,
-        # With a rolling update, the second pod would wait forever for the GPUs of the first pod.
-        "strategy": {"type": "Recreate"},
+        "strategy": _strategy(observed),
         "revisionHistoryLimit": 1,
         "selector": {"matchLabels": {Label.UNIT: metadata.name}},
-        "template": _pod_template(observed, labels | {Label.UNIT_UID: metadata.uid}),
+        "template": _pod_template(observed, labels | observed.pod_selector | {Label.UNIT_UID: metadata.uid}),
     }
     return child_manifest(observed.unit, GPU_UNITS, metadata.name, labels, child_spec)
+
+
+def _strategy(observed: ObservedUnit) -> Manifest:
+    """Return how a changed pod template replaces the pod.
+
+    `Recreate` waits until the old pod has ended. Otherwise the new pod would preempt stock to get GPUs, although the
+    old pod releases enough. But the pod of a lost node ends only when its Node is deleted. So if the pod that replaces
+    it must preempt, the unit does not wait for the old pod. A unit with storages waits, because two of its pods must
+    not mount a storage at the same time.
+    """
+    if may_preempt(observed) and is_replaced(observed) and not observed.unit.spec.storage_mounts:
+        return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    return {"type": "Recreate"}
 
 
 def _pod_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:
