@@ -9,6 +9,7 @@ the pod, and the start of the other pod does not slow down the handoff. A claime
 
 from collections.abc import Iterable, Mapping
 
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.well_known import Annotation, Label
@@ -53,18 +54,47 @@ def awaits_unit(pod: Pod) -> bool:
     return is_claimed_pod(pod) and (Label.POOL_UID in pod.metadata.labels or pod.metadata.controller_ref is None)
 
 
+def awaits_pod(unit: GPUUnit, operation: Operation, pod: Pod) -> bool:
+    """Whether the unit of a succeeded operation will adopt the pod that the operation has claimed.
+
+    A user who can write GPUUnits can change the annotations. Then the controller manager does not take the pod.
+    """
+    annotations, label = unit.metadata.annotations, pod.metadata.labels.get(Label.UNIT_UID)
+    expected = {
+        Annotation.OPERATION_UID: operation.metadata.uid,
+        Annotation.SOURCE_STOCK_UID: pod.metadata.uid,
+        Annotation.SOURCE_STOCK_NAME: pod.metadata.name,
+    }
+    return (
+        unit.metadata.uid == operation.status.target_uid
+        and expected.items() <= annotations.items()
+        and bool(annotations.get(Annotation.SOURCE_STOCK_POOL))
+        and label in (None, unit.metadata.uid)
+    )
+
+
 def claim_patch(operation: Operation) -> Manifest:
     """Return the patch that claims the pod. If the pool must delete pods, Kubernetes deletes unclaimed ones first.
 
-    The label already names the unit, so that the first EndpointSlice of the unit's Service contains the pod. Kubernetes
-    may take a second to change an EndpointSlice that it has just created.
+    The labels already select the pod for the unit, so that the first EndpointSlice of the unit's Service contains it.
+    Kubernetes may take a second to change an EndpointSlice that it has just created.
     """
     annotations = {
         Annotation.CLAIMED_BY: operation.spec.operation_id,
         Annotation.OPERATION_UID: operation.metadata.uid,
         POD_DELETION_COST: MAX_DELETION_COST,
     }
-    return {"metadata": {"labels": {Label.UNIT: operation.target_key.name}, "annotations": annotations}}
+    labels = claim_labels(operation.target_key.name, operation.metadata.uid)
+    return {"metadata": {"labels": labels, "annotations": annotations}}
+
+
+def claim_labels(unit_name: str, operation_uid: str) -> dict[str, str]:
+    """Return the labels by which the Service and the NetworkPolicy of a unit from a prepared pod select its pods.
+
+    Two operations can claim pods for units with the same name, and only one of them creates its unit. The UID of the
+    operation ensures that the clients of this unit do not reach the pod that the other operation has claimed.
+    """
+    return {Label.UNIT: unit_name, Label.OPERATION_UID: operation_uid}
 
 
 def unit_patch(labels: Mapping[str, str]) -> Manifest:

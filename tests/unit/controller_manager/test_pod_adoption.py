@@ -8,7 +8,7 @@ import pytest
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.crd.well_known import Annotation, Label
-from gpu_runtime.contract.prepared_pods import claim_patch
+from gpu_runtime.contract.prepared_pods import awaits_pod, claim_labels, claim_patch
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.gpu_unit import adoption
 from gpu_runtime.controller_manager.gpu_unit.adoption import (
@@ -19,6 +19,8 @@ from gpu_runtime.controller_manager.gpu_unit.adoption import (
     takes_pod_for,
 )
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
+from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy as unit_network_policy
+from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
 from gpu_runtime.controller_manager.settings import PodSettings
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment as pool_deployment
 from gpu_runtime.controller_manager.stock_pool.children.network_policy import network_policy
@@ -106,7 +108,9 @@ NOT_CLAIMED: dict[str, Any] = {
     "pod that is not prepared": {"labels": {}},
     "later pod with the same name": {"uid": "other"},
     "terminating pod": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
-    "pod of another operation": {"annotations": {Annotation.OPERATION_UID: "other"}},
+    "pod of another operation": {
+        "annotations": claimed_pod().metadata.annotations | {Annotation.OPERATION_UID: "other"}
+    },
 }
 
 
@@ -135,6 +139,30 @@ def test_pod_is_taken_only_for_the_unit_of_its_operation(forged: GPUUnit, record
 @pytest.mark.parametrize("status", [{}, {"state": "Succeeded", "targetUID": "uid-of-web"}])
 def test_pod_is_taken_before_and_after_the_commit(status: dict[str, Any]) -> None:
     assert takes_pod_for(operation(**status), unit_from_pod(), claimed_pod())
+
+
+COMMITTED: dict[str, Any] = {"state": "Succeeded", "targetUID": "uid-of-web"}
+LEFT: dict[str, tuple[GPUUnit, Operation, Pod]] = {
+    "later unit with the same name": (unit_from_pod(), operation(**COMMITTED | {"targetUID": "other"}), claimed_pod()),
+    "changed operation": (unit_from_pod({Annotation.OPERATION_UID: "other"}), operation(**COMMITTED), claimed_pod()),
+    "changed pod": (unit_from_pod({Annotation.SOURCE_STOCK_UID: "other"}), operation(**COMMITTED), claimed_pod()),
+    "changed name": (unit_from_pod({Annotation.SOURCE_STOCK_NAME: "other"}), operation(**COMMITTED), claimed_pod()),
+    "removed pool": (unit_from_pod({Annotation.SOURCE_STOCK_POOL: ""}), operation(**COMMITTED), claimed_pod()),
+    "pod of another unit": (
+        unit_from_pod(),
+        operation(**COMMITTED),
+        claimed_pod(labels=claimed_pod().metadata.labels | {Label.UNIT_UID: "other"}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "recorded", "pod"), LEFT.values(), ids=LEFT)
+def test_recovery_deletes_a_claimed_pod_that_no_unit_will_adopt(found: GPUUnit, recorded: Operation, pod: Pod) -> None:
+    assert not awaits_pod(found, recorded, pod)
+
+
+def test_recovery_keeps_a_claimed_pod_that_its_unit_will_adopt() -> None:
+    assert awaits_pod(unit_from_pod(), operation(**COMMITTED), claimed_pod())
 
 
 UNFIT: dict[str, dict[str, Any]] = {
@@ -180,6 +208,33 @@ async def test_pod_that_does_not_fit_is_deleted_only_if_it_has_not_changed(monke
     adopter = PodAdopter(cast(KubeClient, kube), cast(ControllerInformers, None), "runtime-system")
     assert await adopter.adopt(observed) is None
     assert kube.deletions == [{"uid": "pod-uid", "resource_version": "7"}]
+
+
+async def test_claimed_pod_is_kept_until_the_deployment_of_an_earlier_unit_is_deleted() -> None:
+    """The unit was deleted and created again with the same name. The garbage collector deletes the old Deployment."""
+    kube = StubKube()
+    earlier = msgspec.structs.replace(unit_from_pod().metadata, uid="earlier")
+    live = unit_deployment(observed_unit(msgspec.structs.replace(unit_from_pod(), metadata=earlier)))
+    observed = observed_unit(
+        unit_from_pod(), deployment=msgspec.convert(live, RawDeployment), prepared_pod=claimed_pod()
+    )
+    adopter = PodAdopter(cast(KubeClient, kube), cast(ControllerInformers, None), "runtime-system")
+    assert await adopter.adopt(observed) is None, "the sync of the children then reports the old Deployment"
+    assert kube.deletions == []
+
+
+def test_service_and_policy_of_a_unit_select_no_pod_that_another_operation_has_claimed() -> None:
+    """Two operations can claim pods for units with the same name. Only one of them creates its unit."""
+    observed = observed_unit(unit_from_pod())
+    own = unit_deployment(observed)["spec"]["template"]["metadata"]["labels"]
+    other = claim_labels("web", "other")
+    service, policy = unit_service(observed), unit_network_policy(observed)
+    assert service
+    assert policy
+    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
+        assert selector.items() <= claimed_pod().metadata.labels.items()
+        assert selector.items() <= own.items(), "later pods of the unit are selected, too"
+        assert not selector.items() <= (claimed_pod().metadata.labels | other).items()
 
 
 def test_replica_set_and_deployment_have_the_same_pod_template() -> None:

@@ -72,6 +72,10 @@ class Label:
     """On the pods of adoptable StockPools, until they belong to a GPUUnit. The value is the name of the pool. The
     NetworkPolicy of the pool selects this label, so it also protects a pod that a handoff has claimed."""
 
+    OPERATION_UID = f"{GROUP}/operation-uid"
+    """On prepared pods that a handoff has claimed, and on later pods of the same GPUUnit. The value is the UID of the
+    Operation. The Service and the NetworkPolicy of such a unit select it."""
+
     ROLE = f"{GROUP}/role"
     """On the children and the pod of a GPUUnit. The value is the role of the unit, `stock` or `active`."""
 
@@ -116,8 +120,8 @@ class Annotation:
     the pod spec of the unit."""
 
     GIVEN_WAY_TO = f"{GROUP}/given-way-to"
-    """On the Deployments of adoptable StockPools. The value lists the pods of units for which the pool has deleted a
-    pod, as `<UID of the unit's pod>=<time>`, separated by commas."""
+    """On the Deployments of adoptable StockPools. The value lists the units for which the pool has deleted a pod, as
+    `<UID of the unit>=<time>`, separated by commas."""
 
     SOURCE_STOCK_NAME = f"{GROUP}/source-stock-name"
     """On active units that a handoff created. The value is the name of the stock unit that the handoff consumed."""

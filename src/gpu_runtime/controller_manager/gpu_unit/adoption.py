@@ -37,6 +37,7 @@ from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.gpu_unit.unit_operation import belongs_to, find_operation
 from gpu_runtime.controller_manager.unstructured import RAW_NETWORK_POLICIES, RAW_SERVICES
 from gpu_runtime.controller_manager.workload.active_pod import prepared_pod_hash
+from gpu_runtime.controller_manager.workload.drift import is_owned
 from gpu_runtime.controller_manager.workload.sync_children import sync_children
 from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
 from gpu_runtime.kube.builtin_kinds import PODS, REPLICA_SETS, Pod
@@ -66,35 +67,38 @@ class PodAdopter:
         """Execute the next steps. Return None if the Deployment can be created: the pod is adopted, or cannot be."""
         if not self._may_adopt(observed):
             return None
-        # The NetworkPolicy and the Service are needed in any case, so create them while the objects are read.
-        pod, blocked = await await_both(self._find_taken_pod(observed), self._sync_network(observed))
-        if pod is None:
-            return None
-        if not fits_unit(observed, pod):
-            await self._delete(pod)
-            return None
-        return blocked or await self._take(observed, pod)
+        try:
+            # The NetworkPolicy and the Service are needed in any case, so create them while the objects are read.
+            pod, blocked = await await_both(self._find_taken_pod(observed), self._sync_network(observed))
+            if pod is None:
+                return None
+            if not fits_unit(observed, pod):
+                await self._delete(pod)
+                return None
+            return blocked or await self._take(observed, pod)
+        except (KubeForbidden, KubeInvalid) as error:
+            text = f"the API server rejects the adoption of a prepared pod: {error}"
+            return Blocked(ReadyReason.DEPLOYMENT_SYNC_FAILED, text)
 
     async def _sync_network(self, observed: ObservedUnit) -> Blocked | None:
-        """Create the NetworkPolicy and the Service of the unit."""
+        """Create the NetworkPolicy and the Service of the unit.
+
+        A Service that cannot be created does not delay the adoption. The unit reports it when the Deployment exists.
+        """
         policy, service = (
             [each for each in desired_children(observed) if each.resource is resource]
             for resource in (RAW_NETWORK_POLICIES, RAW_SERVICES)
         )
         sync = partial(sync_children, self.client, self.informers, observed.unit)
-        blocked, also_blocked = await await_both(sync(policy), sync(service))
-        return blocked or also_blocked
+        blocked, _ = await await_both(sync(policy), sync(service))
+        return blocked
 
     async def _take(self, observed: ObservedUnit, pod: Pod) -> Blocked:
         """Label the pod as the unit's pod, and create the ReplicaSet that adopts it."""
         replica_set = replica_set_manifest(observed)
-        try:
-            await self._label_pod(pod, replica_set)
-            with suppress(KubeAlreadyExists):
-                await self.client.create(REPLICA_SETS, replica_set)
-        except (KubeForbidden, KubeInvalid) as error:
-            text = f"the API server rejects the adoption of pod {pod.metadata.name}: {error}"
-            return Blocked(ReadyReason.DEPLOYMENT_SYNC_FAILED, text)
+        await self._label_pod(pod, replica_set)
+        with suppress(KubeAlreadyExists):
+            await self.client.create(REPLICA_SETS, replica_set)
         return ADOPTING
 
     async def _label_pod(self, pod: Pod, replica_set: Manifest) -> None:
@@ -111,6 +115,8 @@ class PodAdopter:
         stock, cached = observed.source_stock, observed.prepared_pod
         if stock is None or not stock.pool:
             return False
+        if observed.deployment is not None and not is_owned(observed.deployment, observed.unit):
+            return False  # the Deployment of an earlier unit with this name; the claimed pod waits until it is deleted
         if cached is not None and is_claimed_for(observed, cached):
             return True
         return observed.deployment is None and (cached is None or not is_unit_pod(observed, cached))

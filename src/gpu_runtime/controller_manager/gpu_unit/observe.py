@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.well_known import UnitRole, role_of
+from gpu_runtime.contract.crd.well_known import Annotation, Label, UnitRole, role_of
+from gpu_runtime.contract.prepared_pods import claim_labels
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.indexes import PODS_BY_PVC, PODS_BY_UNIT_UID
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
@@ -45,6 +46,14 @@ class ObservedUnit:
     @property
     def role(self) -> UnitRole:
         return role_of(self.unit.metadata.namespace, self.settings.namespaces.stock)
+
+    @property
+    def pod_selector(self) -> dict[str, str]:
+        """The labels by which the Service and the NetworkPolicy of the unit select its pods."""
+        metadata, stock = self.unit.metadata, self.source_stock
+        if stock is None or not stock.pool:
+            return {Label.UNIT: metadata.name}
+        return claim_labels(metadata.name, metadata.annotations.get(Annotation.OPERATION_UID, ""))
 
     @cached_property
     def source_stock(self) -> SourceStockRef | None:

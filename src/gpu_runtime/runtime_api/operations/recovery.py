@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import Operation, OperationSummary
-from gpu_runtime.contract.crd.well_known import Annotation, Label
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.contract.operation_rules import (
     AttachmentState,
@@ -33,6 +33,7 @@ from gpu_runtime.contract.operation_rules import (
     ownership,
     progress_of,
 )
+from gpu_runtime.contract.prepared_pods import awaits_pod
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.client import KubeClient
@@ -188,14 +189,8 @@ class OperationRecovery:
             await self._delete(self._informers.prepared_pods[pod.metadata.namespace], pod)
 
     async def _will_be_adopted(self, operation: Operation, pod: Pod) -> bool:
-        """Whether the unit exists and still names the pod as its source, and the pod is not labeled for another one."""
         unit = await read_live(self._client, self._informers.units, operation.target_key)
-        if unit is None or unit.metadata.uid != operation.status.target_uid:
-            return False
-        annotations, label = unit.metadata.annotations, pod.metadata.labels.get(Label.UNIT_UID)
-        names_pod = annotations.get(Annotation.SOURCE_STOCK_UID) == pod.metadata.uid
-        is_from_pool = bool(annotations.get(Annotation.SOURCE_STOCK_POOL))
-        return names_pod and is_from_pool and label in (None, unit.metadata.uid)
+        return unit is not None and awaits_pod(unit, operation, pod)
 
     async def _check_attachment(self, storage: GPUStorage) -> None:
         attachment = storage.spec.attached_to

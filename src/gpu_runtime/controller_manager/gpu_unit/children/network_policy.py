@@ -7,7 +7,7 @@ sidecar container has the NATS credentials.
 """
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.well_known import Label, UnitRole, unit_labels
+from gpu_runtime.contract.crd.well_known import UnitRole, unit_labels
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.settings import EgressSettings
 from gpu_runtime.controller_manager.workload.drift import child_manifest
@@ -26,7 +26,7 @@ def network_policy(observed: ObservedUnit) -> Manifest | None:
     labels = unit_labels(metadata.name, spec.spec_name, observed.role)
     ports = [_port(each.port, each.protocol) for each in spec.template.ports]
     child_spec: Manifest = {
-        "podSelector": {"matchLabels": {Label.UNIT: metadata.name}, "matchExpressions": []},
+        "podSelector": {"matchLabels": observed.pod_selector, "matchExpressions": []},
         "policyTypes": ["Ingress", "Egress"] if restricted else ["Ingress"],
         "ingress": [{"ports": ports, "from": []}] if ports else [],  # a rule without ports would allow all ports
         "egress": _nats_egress_rules(egress) if restricted else [],

@@ -1,7 +1,7 @@
 """Builds the Service of an active unit. The address of the Service does not change when the pod is replaced."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.well_known import Label, UnitRole, unit_labels
+from gpu_runtime.contract.crd.well_known import UnitRole, unit_labels
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.workload.drift import child_manifest
 from gpu_runtime.controller_manager.workload.pod_template import service_ports
@@ -16,7 +16,7 @@ def service(observed: ObservedUnit) -> Manifest | None:
     labels = unit_labels(metadata.name, spec.spec_name, observed.role)
     child_spec: Manifest = {
         "type": "ClusterIP",
-        "selector": {Label.UNIT: metadata.name},
+        "selector": observed.pod_selector,
         "ports": service_ports(spec.template),
         # The readiness probe concerns the primary port. Other ports, for example SSH, must answer before it succeeds.
         "publishNotReadyAddresses": True,
