@@ -50,19 +50,20 @@ class APIInformers:
     unfinished_operations: Informer[OperationSummary]
 
     @property
+    def required(self) -> Sequence[Informer[Any]]:
+        """The informers without which the API answers no request."""
+        return (self.units, self.storages, self.pools, self.stock_pods, self.unfinished_operations)
+
+    @property
     def all(self) -> Sequence[Informer[Any]]:
-        return (
-            self.units,
-            self.storages,
-            self.pools,
-            self.stock_pods,
-            *self.prepared_pods.values(),
-            self.unfinished_operations,
-        )
+        return (*self.required, *self.prepared_pods.values())
 
     @property
     def has_synced(self) -> bool:
-        return all(informer.has_synced for informer in self.all)
+        """Whether the API can answer requests. If it may not read the pods of a namespace, it uses no prepared pods in
+        this namespace, and everything else works."""
+        prepared = all(each.has_synced or each.last_error for each in self.prepared_pods.values())
+        return prepared and all(informer.has_synced for informer in self.required)
 
     def stock_of(self, namespace: str, spec_name: str) -> list[GPUUnit]:
         """The units of this flavor in the namespace."""

@@ -151,7 +151,7 @@ def build_services(
     client = connected.with_options(timeout, REQUEST_RETRY_POLICY)
     namespaces, clock = settings.namespaces, SystemClock()
     informers = new_informers(client, namespaces, metrics)
-    staleness = CacheStaleness(informers.all)
+    staleness = CacheStaleness(informers.required)
     driver = OperationDriver(OperationStore(client, namespaces.system, clock), clock)
     attacher, stock_deletions = StorageAttacher(client, informers), BackgroundQueue()
     selector = StockSelector(informers, driver.store)

@@ -3,6 +3,8 @@
 `Invalid` reports all errors of a request together.
 """
 
+from collections.abc import Sequence
+
 from msgspec.structs import asdict, replace
 
 from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION
@@ -19,6 +21,7 @@ from gpu_runtime.contract.validation import (
     pool_errors,
     unit_errors,
 )
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.contract.validation.values import count_errors
 from gpu_runtime.kube.meta import ObjectKey
@@ -45,9 +48,18 @@ def admit_pool(
         *operation_id_errors(normalized.operation_id),
         *name_errors(normalized.name, max_length=MAX_POOL_NAME_LENGTH),
         *namespace_errors(normalized.namespace, namespaces.pools, "pools"),
+        *(adoptable_namespace_errors(normalized.namespace, namespaces.units) if normalized.adoptable else ()),
         *pool_errors(spec, policy=policy),
     )
     return normalized
+
+
+def adoptable_namespace_errors(namespace: str, of_units: Sequence[str]) -> FieldErrors:
+    """Yield an error if no unit can ever use the pods of an adoptable pool, because a pod keeps its namespace."""
+    if namespace not in of_units:
+        usable = " or ".join(of_units)
+        text = f"no unit in {namespace!r} can use the pool; set the namespace of an adoptable pool to {usable}"
+        yield FieldError("namespace", text)
 
 
 def admit_seed(request: SeedStock) -> RecordedSeedRequest:

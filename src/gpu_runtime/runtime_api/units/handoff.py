@@ -17,11 +17,12 @@ the status contains the current stock and attempt. After the first such write, o
 `Operation.effective_status` implements this rule, and no other code reads stock, attempt or state of an unfinished
 operation. If the Operation exists already, the handoff releases its own choice and continues with the recorded one.
 
-The handoff deletes the stock unit last. Before the commit it can still undo everything: one write releases the claim.
-The pod of the active unit starts as soon as the scheduler finds free GPUs: those of the stock unit, or others. Every
-replica may repeat every step, and a process may crash between two steps. A replay of the request, or the recovery of
-any replica, continues from the
-Operation. `handoff_decision` decides every step, and this module executes it.
+The stock is a stock unit, or a prepared pod of a pool. The handoff deletes a stock unit last. Before the commit it can
+still undo everything: one write releases the claim of a stock unit, or deletes a claimed pod. The pod of the active
+unit starts as soon as the scheduler finds free GPUs: those of the stock unit, or others.
+
+Every replica may repeat every step, and a process may crash between two steps. A replay of the request, or the recovery
+of any replica, continues from the Operation. `handoff_decision` decides every step, and this module executes it.
 """
 
 import asyncio

@@ -77,6 +77,16 @@ def test_namespace_error_names_the_allowed_namespaces() -> None:
         pool(namespace="other")
 
 
+def test_adoptable_pool_must_be_in_a_namespace_of_units() -> None:
+    namespaces = APINamespaceSettings(pools=("default", "team"), units=("runtime-instance", "team"))
+    adoptable = convert(POOL | {"adoptable": True}, CreateStockPool)
+    text = "namespace: no unit in 'default' can use the pool; .* to runtime-instance or team"
+    with pytest.raises(Invalid, match=text):
+        admit_pool(adoptable, namespaces)
+    assert admit_pool(msgspec.structs.replace(adoptable, namespace="team"), namespaces).namespace == "team"
+    assert admit_pool(msgspec.structs.replace(adoptable, adoptable=False), namespaces).namespace == "default"
+
+
 EQUIVALENT_POOLS = [
     {"namespace": ""},
     {"memory": "16384Mi"},
