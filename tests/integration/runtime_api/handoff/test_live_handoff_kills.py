@@ -149,10 +149,10 @@ async def test_replica_killed_at_any_write_of_an_adoption_loses_no_pod(
         await wait_full(api_client, case.name)
         (waiting,) = await pool_pods(api_client, case.name)
         assert waiting["metadata"]["uid"] != pod["metadata"]["uid"]
+        prepared = await pods_of(api_client, **{Label.PREPARED: "true"})
+        assert not [each for each in prepared if case.name in each["metadata"]["labels"].values() and is_left(each)]
         assert (await api_client.delete_unit(platform.shared_replicas[0], case.name)).status == 204
         await delete_pool(api_client, case.name)
-    claimed = [pod for pod in await pods_of(api_client, **{Label.PREPARED: "true"}) if is_left(pod)]
-    assert not claimed
 
 
 async def have_succeeded(client: ApiCaller, operation_ids: set[str]) -> bool:
@@ -161,9 +161,10 @@ async def have_succeeded(client: ApiCaller, operation_ids: set[str]) -> bool:
 
 
 def is_left(pod: Object) -> bool:
-    """Whether a handoff has claimed the pod, and no unit owns it."""
+    """Whether a handoff has claimed the pod, and it is not the pod of a unit."""
     metadata = pod["metadata"]
-    return Annotation.CLAIMED_BY in metadata.get("annotations", {}) and not metadata.get("ownerReferences")
+    is_claimed = Annotation.CLAIMED_BY in metadata.get("annotations", {})
+    return is_claimed and (Label.POOL in metadata["labels"] or not metadata.get("ownerReferences"))
 
 
 async def kill_at_write(client: ApiCaller, case: KillCase, proxy: KubeWriteProxy) -> None:
