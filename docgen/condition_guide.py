@@ -125,8 +125,8 @@ UNIT_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             "Progressing",
             "The scheduler has found no free GPUs for the pod of the unit, and the stock unit that the handoff has consumed, its Deployment"
             " or its pod still exists. So the pod of the stock unit may still use the GPUs.",
-            "Wait. The deletion takes about a second. If the deletion takes longer, check the finalizers of the objects that the"
-            " message names. If the message names a pod, also check the node of the pod.",
+            "Wait. The deletion takes about a second. After 60 s at the latest, the unit gets a pod that may preempt other stock."
+            " If the objects of the stock unit still exist then, check their finalizers and the node of the pod.",
         ),
         ReadyReason.STORAGE_NOT_READY: ReasonGuide(
             "Progressing",
