@@ -144,7 +144,8 @@ async def test_adopted_pod_keeps_running_and_the_unit_is_like_any_other(
     owners = {each["kind"]: each["uid"] for each in replica_set["metadata"]["ownerReferences"]}
     assert owners == {"Deployment": deployment["metadata"]["uid"], "GPUUnit": unit["metadata"]["uid"]}
     assert replica_set["metadata"]["name"].startswith("adopted-")
-    assert service["spec"]["selector"] == {Label.UNIT: "adopted"}
+    operation_uid = unit["metadata"]["annotations"][Annotation.OPERATION_UID]
+    assert service["spec"]["selector"] == {Label.UNIT: "adopted", Label.OPERATION_UID: operation_uid}
     note = f"created from pod {source['name']} of pool adopt (grade prepared)"
     await until(partial(_has_event, api_client, "CreatedFromStock", note), "the Event names the pod")
 
