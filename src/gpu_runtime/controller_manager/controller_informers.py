@@ -13,11 +13,13 @@ from gpu_runtime.controller_manager.indexes import (
     PODS_BY_PVC,
     PODS_BY_UNIT_UID,
     PODS_WAITING_FOR_GPUS,
+    POOL_PODS_WITHOUT_NODE,
     STORAGES_BY_CLASS,
     STORAGES_BY_UNIT,
     UNITS_BY_SOURCE_STOCK,
     UNITS_BY_STORAGE,
     attached_unit_keys,
+    pool_pods_without_node,
     pool_uids,
     pvc_index_keys,
     source_stock_uids,
@@ -96,5 +98,6 @@ def _add_indexes(informers: ControllerInformers) -> None:
     informers.pods.store.add_index(PODS_BY_POOL_UID, pool_uids)
     informers.pods.store.add_index(PODS_BY_PVC, pvc_index_keys)
     informers.pods.store.add_index(PODS_WAITING_FOR_GPUS, waiting_for_gpus)
+    informers.pods.store.add_index(POOL_PODS_WITHOUT_NODE, pool_pods_without_node)
     informers.storages.store.add_index(STORAGES_BY_UNIT, attached_unit_keys)
     informers.storages.store.add_index(STORAGES_BY_CLASS, storage_classes)

@@ -27,6 +27,9 @@ UNITS_BY_STORAGE = "storage"
 PODS_WAITING_FOR_GPUS = "waiting"
 """Index with a single key, which selects the pods of active units that wait until a node has enough free GPUs."""
 
+POOL_PODS_WITHOUT_NODE = "without-node"
+"""Index with a single key, which selects the pods of adoptable pools that have no node yet."""
+
 PODS_BY_PVC = "pvc"
 """Pods by the PersistentVolumeClaims that they mount."""
 
@@ -56,6 +59,11 @@ def waiting_for_gpus(pod: Pod) -> tuple[str, ...]:
         and pod.metadata.deletion_timestamp is None
     )
     return (PODS_WAITING_FOR_GPUS,) if waits else ()
+
+
+def pool_pods_without_node(pod: Pod) -> tuple[str, ...]:
+    waits = Label.PREPARED_BY in pod.metadata.labels and not pod.spec.node_name
+    return (POOL_PODS_WITHOUT_NODE,) if waits and pod.metadata.deletion_timestamp is None else ()
 
 
 def source_stock_uids(unit: GPUUnit) -> tuple[str, ...]:

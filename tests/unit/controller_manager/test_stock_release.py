@@ -12,7 +12,7 @@ from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.status import readiness
 from gpu_runtime.controller_manager.gpu_unit.stock_release import until_preemption
-from gpu_runtime.controller_manager.gpu_unit.stock_releaser import COMMIT_POLL_SECONDS, StockReleaser
+from gpu_runtime.controller_manager.gpu_unit.stock_releaser import COMMIT_POLL_SECONDS, POOL_POLL_SECONDS, StockReleaser
 from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import Pod, PodSpec, PodStatus
 from gpu_runtime.kube.client import KubeClient
@@ -184,6 +184,10 @@ def stock_objects() -> tuple[Any, ...]:
     return msgspec.convert(stock_deployment, RawDeployment), msgspec.convert(stock_pod, Pod)
 
 
+def created_now(found: Any) -> Any:
+    return structs.replace(found, metadata=structs.replace(found.metadata, creation_timestamp="2026-01-01T12:00:00Z"))
+
+
 ENDED = [("Deployment", "stock", "d"), ("ReplicaSet", "stock-1", "r"), ("Pod", "stock-1-p", "p")]
 """The owners are deleted before the pod. Otherwise they create another pod, which may get the GPUs."""
 WAITING_FIELDS: dict[str, Any] = {"pods": (waiting_pod(1),), "stock_objects": stock_objects()}
@@ -191,6 +195,13 @@ RELEASES: dict[str, tuple[Operation | None, dict[str, Any], list[Any], float | N
     "pod waits": (operation("Succeeded"), {}, ENDED, None),
     "pod is scheduled": (operation("Succeeded"), {"pods": (pod(),)}, [], None),
     "stock is gone": (operation("Succeeded"), {"stock_objects": ()}, [], None),
+    "pod of a pool waits, too": (operation("Succeeded"), {"pools_wait": True}, [], POOL_POLL_SECONDS),
+    "pod of a pool waits for long": (
+        operation("Succeeded"),
+        {"pools_wait": True, "now": NOON + timedelta(seconds=5)},
+        ENDED,
+        None,
+    ),
     "operation can still fail": (operation("Running", target_uid=None), {}, [], COMMIT_POLL_SECONDS),
     "operation has failed": (operation("Failed", target_uid=None), {}, [], None),
     "operation of another unit": (operation("Succeeded", name="other"), {}, [], None),
@@ -206,7 +217,7 @@ async def test_stock_pod_is_ended_only_for_the_unit_that_consumed_it(
     recorded: Operation | None, fields: dict[str, Any], deleted: list[Any], retry: float | None
 ) -> None:
     kube = StubKube(recorded)
-    observed = observed_unit(unit(annotations=FROM_OPERATION), **WAITING_FIELDS | fields)
+    observed = observed_unit(created_now(unit(annotations=FROM_OPERATION)), **WAITING_FIELDS | fields)
     assert await StockReleaser(cast(KubeClient, kube), "runtime-system").release(observed) == retry
     assert kube.deleted == deleted
 

@@ -13,7 +13,7 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Annotation, Label, UnitRole, role_of
 from gpu_runtime.contract.prepared_pods import claim_labels
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
-from gpu_runtime.controller_manager.indexes import PODS_BY_PVC, PODS_BY_UNIT_UID
+from gpu_runtime.controller_manager.indexes import PODS_BY_PVC, PODS_BY_UNIT_UID, POOL_PODS_WITHOUT_NODE
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.source_stock_ref import SourceStockRef, source_stock
 from gpu_runtime.controller_manager.unstructured import RawDeployment, RawNetworkPolicy, RawService
@@ -42,6 +42,8 @@ class ObservedUnit:
     """The prepared pod that the handoff of the unit has claimed."""
     stock_objects: tuple[KubeObject, ...] = ()
     """The source stock unit, its Deployment and its pods, if they still exist and may use the GPUs."""
+    pools_wait: bool = False
+    """Whether a pod of an adoptable pool waits for a node. It could get the GPUs of the stock unit first."""
 
     @property
     def role(self) -> UnitRole:
@@ -82,6 +84,7 @@ def observe(
         ),
         prepared_pod=_prepared_pod(unit, source_stock(unit), informers),
         stock_objects=_stock_objects(source_stock(unit), informers),
+        pools_wait=bool(informers.pods.store.by_index(POOL_PODS_WITHOUT_NODE, POOL_PODS_WITHOUT_NODE)),
     )
 
 

@@ -18,6 +18,9 @@ from gpu_runtime.kube.meta import parse_timestamp
 PREEMPTION_DELAY_SECONDS = 10
 """How long the pod of a unit from stock waits for the scheduler before it may preempt."""
 
+MAX_POOL_WAIT_SECONDS = 5
+"""How long after the creation of the unit the stock pod is kept if pods of adoptable pools wait for GPUs."""
+
 MAX_RELEASE_SECONDS = 60
 """How long the pod waits before it may preempt if objects of the stock unit still exist, for example because no replica
 of the runtime API runs. These objects may still use the GPUs."""
@@ -61,6 +64,16 @@ def until_preemption(observed: ObservedUnit) -> float | None:
     delay = MAX_RELEASE_SECONDS if observed.stock_objects else PREEMPTION_DELAY_SECONDS
     may_preempt_at: datetime = min(waiting) + timedelta(seconds=delay)
     return max((may_preempt_at - observed.now).total_seconds(), 0)
+
+
+def waits_for_pools(observed: ObservedUnit) -> bool:
+    """Whether the stock pod must not end yet, because a pod of an adoptable pool could get its GPUs first.
+
+    While the pod of a unit waits for GPUs, the pools delete their pods without a node. This takes less than a second.
+    """
+    created = parse_timestamp(observed.unit.metadata.creation_timestamp)
+    is_new = created is not None and observed.now < created + timedelta(seconds=MAX_POOL_WAIT_SECONDS)
+    return observed.pools_wait and is_new
 
 
 def waits_for_stock(observed: ObservedUnit) -> bool:

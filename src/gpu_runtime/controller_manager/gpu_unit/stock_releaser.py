@@ -19,7 +19,7 @@ from typing import Any
 
 from gpu_runtime.contract.operation_rules import ClaimState, claim_state
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
-from gpu_runtime.controller_manager.gpu_unit.stock_release import waits_for_stock
+from gpu_runtime.controller_manager.gpu_unit.stock_release import waits_for_pools, waits_for_stock
 from gpu_runtime.controller_manager.gpu_unit.unit_operation import belongs_to, find_operation
 from gpu_runtime.controller_manager.unstructured import RAW_DEPLOYMENTS, RawDeployment
 from gpu_runtime.kube.builtin_kinds import PODS, REPLICA_SETS, Pod
@@ -27,6 +27,7 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeConflict, KubeNotFound
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
 
+POOL_POLL_SECONDS = 0.05
 COMMIT_POLL_SECONDS = 0.005
 COMMIT_POLLS = 20
 """How often to read an operation that has not committed yet, before the unit is reconciled again. The operation usually
@@ -50,6 +51,8 @@ class StockReleaser:
             return None
         if not self._needs_stock(observed) or not not_deleted:
             return None
+        if waits_for_pools(observed):
+            return POOL_POLL_SECONDS
         match await self._claim_state(observed, stock.uid):
             case ClaimState.STALE:
                 return None

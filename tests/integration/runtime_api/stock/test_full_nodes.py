@@ -14,7 +14,7 @@ from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
-from gpu_runtime.contract.crd.well_known import ACTIVE_PRIORITY_CLASS, Annotation, Label
+from gpu_runtime.contract.crd.well_known import ACTIVE_PRIORITY_CLASS, HANDOFF_PRIORITY_CLASS, Annotation, Label
 from localcluster import simulated_nodes
 from tests.integration.controller_manager.conftest import POOL, UNIT, Object, ready_condition
 from tests.integration.runtime_api.live_platform import (
@@ -43,6 +43,7 @@ FLAVOR_PREFIX = "full-node-"
 """The flavors of this file begin with it. The fixture deletes all objects of these flavors."""
 ADOPTED_COUNT = 5
 HANDOFF_COUNT = 20
+REFILL_HANDOFF_COUNT = 5
 GIVE_WAY_SECONDS = 10
 """How long the pod of a unit waits until a pool deletes a pod for it (docs/stock.md)."""
 PREEMPTION_DELAY_SECONDS = 10
@@ -221,7 +222,7 @@ async def test_concurrent_handoffs_end_only_the_consumed_stock_pods(
     assert log.ended().keys() == {pods[each]["metadata"]["uid"] for each in consumed}
     unconsumed = {each["metadata"]["uid"] for each in (await api_client.snapshot()).stock_of(flavor)}
     assert unconsumed == pods.keys() - consumed
-    running = [each for each in await pods_of_test(api_client) if each["metadata"]["namespace"] == STOCK_NAMESPACE]
+    running = [each for each in await pods_of_test(api_client) if is_stock(each)]
     assert uids(running) == {pods[each]["metadata"]["uid"] for each in unconsumed}
     in_stock = {uid for uid, each in log.pods.items() if each.labels.get(Label.UNIT_UID) in pods}
     print(f"additional pods of consumed stock units: {len(in_stock) - NODE_GPUS}")
@@ -229,6 +230,47 @@ async def test_concurrent_handoffs_end_only_the_consumed_stock_pods(
 
 async def has_stock(client: ApiCaller, flavor: str, count: int) -> bool:
     return len((await client.snapshot()).stock_of(flavor)) == count
+
+
+async def test_refill_of_a_pool_does_not_take_the_gpus_of_a_handoff(
+    platform: LivePlatform, api_client: ApiCaller, only_node: str
+) -> None:
+    """The pool waits for a GPU, because a unit has taken its pod. Then handoffs release GPUs for their own units."""
+    flavor, pool = f"{FLAVOR_PREFIX}refill", f"{FLAVOR_PREFIX}refill-pool"
+    await create_pool(api_client, pool)
+    await api_client.seed_and_wait({flavor: NODE_GPUS - 1})
+    pods = {
+        each["metadata"]["labels"][Label.UNIT_UID]: each for each in await pods_of_test(api_client) if is_stock(each)
+    }
+    await create_prepared(api_client, platform.shared_replicas[0], pool, f"{pool}-unit")
+    await wait_unit(api_client, f"{pool}-unit", is_ready)
+    await until(partial(has_waiting_pod, api_client, pool), "the pool waits for a GPU")
+    names = [f"{flavor}-{number}" for number in range(REFILL_HANDOFF_COUNT)]
+    async with PodLog.watching(api_client) as log:
+        consumed = set()
+        for number, name in enumerate(names):
+            response = await api_client.create_unit(platform.shared_replicas[number % 2], flavor, name)
+            assert response.status == 201, response
+            consumed.add(response.body["data"]["sourceStock"]["uid"])
+            await wait_unit(api_client, name, is_ready)
+        await until(
+            partial(has_stock, api_client, flavor, NODE_GPUS - 1 - REFILL_HANDOFF_COUNT), "consumed stock is deleted"
+        )
+        await log.catch_up()
+    expected = {pods[each]["metadata"]["uid"] for each in consumed}
+    assert {uid: each.labels for uid, each in log.ended().items() if uid not in expected} == {}
+    assert expected <= log.ended().keys()
+    for name in names:
+        (pod,) = await unit_pods(api_client, name)
+        assert pod["spec"]["priorityClassName"] == HANDOFF_PRIORITY_CLASS, "the unit has not lost its GPU"
+
+
+def is_stock(pod: Object) -> bool:
+    return bool(pod["metadata"]["namespace"] == STOCK_NAMESPACE)
+
+
+async def has_waiting_pod(client: ApiCaller, pool: str) -> bool:
+    return any(not each["spec"].get("nodeName") for each in await pool_pods(client, pool))
 
 
 async def test_pool_deletes_one_pod_for_a_cold_unit_and_is_full_again_afterwards(
