@@ -13,6 +13,8 @@ from typing import Any
 Request = dict[str, Any]
 OK, CREATED, ACCEPTED, NO_CONTENT = 200, 201, 202, 204
 INVALID, NOT_FOUND, CONFLICT, STATUS_410 = 400, 404, 409, 410
+PREPARED_ONLY = {"grades": ["prepared"]}
+"""The value of `stock` with which a request allows only prepared pods. The sequences create no pool."""
 PROPAGATION_SECONDS = 2.0
 """Seconds after which every replica has seen a write."""
 
@@ -52,6 +54,7 @@ class Storage:
 class ApiModel:
     seeded: int = 0
     consumed: int = 0
+    withdrawn: int = 0
     units: dict[str, Unit] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
@@ -62,7 +65,7 @@ class ApiModel:
 
     @property
     def stock(self) -> int:
-        return self.seeded - self.consumed
+        return self.seeded - self.consumed - self.withdrawn
 
     def expected_seed(self, request: Request) -> set[int]:
         operation = self.operations.get(request["operationID"])
@@ -188,7 +191,7 @@ class ApiModel:
         name = request["name"]
         storages = [self.storages.get(each) for each in mount_paths(request)]
         in_use = any(each is None or each.deleting or (each.holder and not each.releasing) for each in storages)
-        if name in self.units or in_use or self.stock == 0:
+        if name in self.units or in_use or self.stock == 0 or request.get("stock") == PREPARED_ONLY:
             return {CONFLICT}
         depends_on_time = (
             any(each and each.releasing for each in storages) or self._just_deleted(name) or self._recently_rolled_back

@@ -42,6 +42,7 @@ WHICH = st.integers(0, 5)
 """An index into a small set of names, so that requests often use the same object."""
 SIZES = st.integers(1, 4)
 IMAGES = st.sampled_from(["python:3.12", "nginx:1.27", " python:3.12 "])
+GRADES = st.sampled_from([["prepared"], ["reserved"], ["reserved", "prepared"]])
 MOUNTS = st.one_of(st.none(), st.lists(WHICH, max_size=2, unique=True))
 INVALID_FIELDS: list[Request] = [
     {"image": ""},
@@ -56,6 +57,8 @@ INVALID_FIELDS: list[Request] = [
     {"template": {"sharedMemory": "-1"}},
     {"probes": {"readiness": {"tcpSocket": {"port": "missing"}}}},
     {"deleteAfterSeconds": 0},
+    {"stock": {"grades": []}},
+    {"stock": {"grades": ["warm"]}},
 ]
 
 
@@ -88,6 +91,21 @@ class ApiMachine(RuleBasedStateMachine):
     @rule(replica=REPLICAS, operation=st.integers(0, 40), which=WHICH, image=IMAGES, mounts=MOUNTS)
     def create_unit(self, replica: int, operation: int, which: int, image: str, mounts: list[int] | None) -> None:
         self._create(replica, self._request(operation, which, image, mounts))
+
+    @rule(replica=REPLICAS, operation=st.integers(0, 40), which=WHICH, grades=GRADES)
+    def create_unit_from_grades(self, replica: int, operation: int, which: int, grades: list[str]) -> None:
+        self._create(replica, self._request(operation, which, "python:3.12", None) | {"stock": {"grades": grades}})
+
+    @rule(replica=REPLICAS, other=REPLICAS, which=WHICH)
+    def withdraw_stock(self, replica: int, other: int, which: int) -> None:
+        """Withdraw a stock unit that one replica lists, with a request to the same or another replica."""
+        process = self.platform.shared_replicas[other]
+        listed = process.request(f"/api/v1/operator/stock-units?specName={self.flavor}", token=TOKEN).json["data"]
+        name = listed[which % len(listed)]["name"] if listed else f"{self.flavor}-missing"
+        # The list may still contain a stock unit that a handoff has claimed or consumed.
+        expected = {NO_CONTENT, NOT_FOUND, CONFLICT} if listed else {NOT_FOUND}
+        reply = self._send(replica, "DELETE", f"operator/stock-units/{name}", None, expected)
+        self.model.withdrawn += reply.status == NO_CONTENT
 
     @rule(replica=REPLICAS, choice=st.integers(0, 1000))
     def replay_create_unit(self, replica: int, choice: int) -> None:
@@ -240,7 +258,8 @@ class ApiMachine(RuleBasedStateMachine):
         units = self._all(UNIT, UNIT_NAMESPACE)
         operations = {each["spec"]["operationID"]: each for each in self._all(OPERATION, SYSTEM)}
         snapshot = ClusterSnapshot(self._all(UNIT, STOCK_NAMESPACE), units, operations)
-        violations = conservation_errors(snapshot, {self.flavor: self.model.seeded}, self.model.deleted_at.keys())
+        counts = {self.flavor: self.model.seeded}, self.model.deleted_at.keys(), {self.flavor: self.model.withdrawn}
+        violations = conservation_errors(snapshot, *counts)
         names = {each["metadata"]["name"] for each in units}
         if names != self.model.units.keys():
             violations.append(f"the units are {sorted(names)}, expected {sorted(self.model.units)}")

@@ -77,7 +77,7 @@ MANIFESTS = st.one_of(
     manifests("gpuunits", UNIT_NAMESPACE, UNIT_NAMESPACE, STOCK_NAMESPACE),
     manifests("gpuunits", UNIT_NAMESPACE, UNIT_NAMESPACE, STOCK_NAMESPACE),
     manifests("gpustorages", UNIT_NAMESPACE),
-    manifests("stockpools", "default"),
+    manifests("stockpools", "default", UNIT_NAMESPACE),
     manifests("operations", "runtime-system"),
 )
 
