@@ -4,7 +4,8 @@ After each kill no stock unit is lost, no stock unit is consumed twice, and no h
 """
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,17 +100,7 @@ async def test_replica_killed_at_any_write_leaves_no_partial_handoff(
     ]
     stock = {case.name: 2 for case in cases}
     await api_client.seed_and_wait(stock)
-    async with AsyncExitStack() as stack:
-        proxies = [
-            await stack.enter_async_context(
-                kube_write_proxy(platform, case.name, case.write, after_write=case.after_write)
-            )
-            for case in cases
-        ]
-        await api_client.start_replicas(*(proxy.replica for proxy in proxies))
-        await asyncio.gather(
-            *(kill_at_write(api_client, case, proxy) for case, proxy in zip(cases, proxies, strict=True))
-        )
+    async with killed_replicas(platform, api_client, cases):
         seconds = await wait_conserved(api_client, stock)
         print(f"stock was conserved {seconds:.1f} s after {len(cases)} kills")
     await replay_on_another_replica(platform, api_client, cases)
@@ -128,19 +119,9 @@ async def test_replica_killed_at_any_write_of_an_adoption_loses_no_pod(
         for after_write in (False, True)
     ]
     await asyncio.gather(*(create_pool(api_client, case.name, image="python:3.12") for case in cases))
-    async with AsyncExitStack() as stack:
-        proxies = [
-            await stack.enter_async_context(
-                kube_write_proxy(platform, case.name, case.write, after_write=case.after_write)
-            )
-            for case in cases
-        ]
-        await api_client.start_replicas(*(proxy.replica for proxy in proxies))
-        await asyncio.gather(
-            *(kill_at_write(api_client, case, proxy) for case, proxy in zip(cases, proxies, strict=True))
-        )
-    resumed = {f"make-{case.name}" for case in cases if case.is_resumed_by_recovery}
-    await until(partial(have_succeeded, api_client, resumed), "recovery has finished the operations")
+    async with killed_replicas(platform, api_client, cases):
+        resumed = {f"make-{case.name}" for case in cases if case.is_resumed_by_recovery}
+        await until(partial(have_succeeded, api_client, resumed), "recovery has finished the operations")
     await replay_on_another_replica(platform, api_client, cases)
     for case in cases:
         unit = await wait_unit(api_client, case.name, is_ready)
@@ -153,6 +134,21 @@ async def test_replica_killed_at_any_write_of_an_adoption_loses_no_pod(
         assert not [each for each in prepared if case.name in each["metadata"]["labels"].values() and is_left(each)]
         assert (await api_client.delete_unit(platform.shared_replicas[0], case.name)).status == 204
         await delete_pool(api_client, case.name)
+
+
+@asynccontextmanager
+async def killed_replicas(platform: LivePlatform, client: ApiCaller, cases: list[KillCase]) -> AsyncIterator[None]:
+    """Send the request of each case to its own replica, which is killed at the write of the case."""
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(
+                kube_write_proxy(platform, case.name, case.write, after_write=case.after_write)
+            )
+            for case in cases
+        ]
+        await client.start_replicas(*(proxy.replica for proxy in proxies))
+        await asyncio.gather(*(kill_at_write(client, case, proxy) for case, proxy in zip(cases, proxies, strict=True)))
+        yield
 
 
 async def have_succeeded(client: ApiCaller, operation_ids: set[str]) -> bool:
