@@ -23,7 +23,7 @@ class StockMetrics:
         )
         self.missed = Counter(
             "gpu_runtime_stock_missed",
-            "Number of create requests that did not use a grade, by flavor, grade and reason",
+            "Number of create requests that did not use stock of a grade, by flavor, grade and reason",
             ["spec_name", "grade", "reason"],
             registry=registry,
         )
