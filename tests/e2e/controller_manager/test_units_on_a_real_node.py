@@ -179,7 +179,7 @@ def one_free_gpu(deployed_platform: Node) -> Iterator[None]:
 
 
 class RunningPodWatch:
-    """Watches all pods of the platform and records when two run at the same time."""
+    """Watches all pods of the platform and records when containers of two pods run at the same time."""
 
     def __init__(self, kube: Client) -> None:
         self.running: dict[str, str] = {}
@@ -198,7 +198,8 @@ class RunningPodWatch:
     def _record(self, operation: str, pod: Pod) -> None:
         uid = str(pod.metadata and pod.metadata.uid)
         statuses = (pod.status and pod.status.containerStatuses) or []
-        if operation == "DELETED":
+        has_ended = bool(statuses) and all(each.state and each.state.terminated for each in statuses)
+        if operation == "DELETED" or has_ended:
             self.running.pop(uid, None)
         elif any(each.state and each.state.running for each in statuses):
             self.running[uid] = str(pod.metadata and pod.metadata.name)
@@ -208,7 +209,9 @@ class RunningPodWatch:
 
 
 def test_last_gpu_is_never_used_by_two_pods(deployed_platform: Node, kube: Client, one_free_gpu: None) -> None:
-    """Like the handoff, delete the stock unit and create the active unit without a pause; the controller must wait.
+    """Like the handoff, delete the stock unit and create the active unit without a pause.
+
+    The container of the unit must not run before the container of the stock unit has ended.
 
     With real pods, a round takes four seconds. The integration test runs fifty rounds with simulated pods.
     """
