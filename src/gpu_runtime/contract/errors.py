@@ -18,9 +18,10 @@ RuntimeFault
 │  ├─ AlreadyFinished     the invocation has a result and cannot change any more
 │  ├─ BeingDeleted        the object is being deleted: wait for the deletion, or choose another object
 │  ├─ StockClaimed        a handoff has claimed the stock unit: choose another one
+│  ├─ NoStockToReturn     no committed operation created the unit from a stock unit: delete the unit
 │  ├─ LifetimeEnded       the platform has begun to stop the unit, because its lifetime is over: start the unit again
 │  ├─ WriteConflict       other writers changed the object at every attempt: send the same request again
-│  ├─ DuplicateRequestID  two functions have the same requestID: change one of them
+│  ├─ DuplicateRequestID  another function has the requestID: choose another requestID
 │  ├─ NotRedrivable       the message of a dead letter is malformed: delete the dead letter
 │  ├─ OperationReused     another request has used the operationID: choose a new one
 │  ├─ InvocationReused    another request has used the invocationID: choose a new one
@@ -34,7 +35,7 @@ RuntimeFault
 from collections.abc import Sequence
 from typing import ClassVar
 
-from gpu_runtime.contract.validation.field_error import FieldError
+from gpu_runtime.contract.validation.field_error import FieldError, first_errors
 
 
 class RuntimeFault(Exception):
@@ -55,14 +56,15 @@ class Invalid(Rejected):
     code = "invalid"
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
-        super().__init__("; ".join(map(str, errors)))
-        self.errors = tuple(errors)
+        """Report the first errors. `MAX_FIELD_ERRORS` limits their number."""
+        self.errors = first_errors(errors)
+        super().__init__("; ".join(map(str, self.errors)))
 
 
 def require_valid(*errors: FieldError) -> None:
-    """Raise Invalid with all errors, if there are any."""
+    """Raise Invalid if there are any errors."""
     if errors:
-        raise Invalid(tuple(dict.fromkeys(errors)))
+        raise Invalid(errors)
 
 
 class Unauthenticated(Rejected):
@@ -120,6 +122,10 @@ class LifetimeEnded(Conflict):
 
 class StockClaimed(Conflict):
     code = "stock_claimed"
+
+
+class NoStockToReturn(Conflict):
+    code = "no_stock_to_return"
 
 
 class WriteConflict(Conflict):

@@ -22,6 +22,7 @@ _SCALAR_SCHEMAS: dict[type[inspect.Type], tuple[JSONSchema, dict[str, str]]] = {
     inspect.BoolType: ({"type": "boolean"}, {}),
     inspect.DateTimeType: ({"type": "string", "format": "date-time"}, {}),
     inspect.FloatType: ({"type": "number"}, _NUMBER_KEYWORDS),
+    inspect.DateTimeType: ({"type": "string", "format": "date-time"}, {}),
     inspect.IntType: ({"type": "integer"}, _NUMBER_KEYWORDS),
     inspect.NoneType: ({"type": "null"}, {}),
     inspect.RawType: ({}, {}),

@@ -37,6 +37,8 @@ class StockSelected:
     """The next attempt uses this stock unit."""
 
     stock: SourceStock
+    request: str = ""
+    """The request, if the spec of the operation does not contain it. Recovery needs it from now on."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,11 @@ def next_status(kind: OperationType, status: OperationStatus, transition: Transi
     match transition:
         case CreationStarted():
             after = structs.replace(after, started_at=now)
-        case StockSelected(stock):
-            after = structs.replace(after, stock=stock, attempt=status.attempt + 1, started_at=now)
+        case StockSelected(stock, request):
+            attempt = status.attempt + 1
+            after = structs.replace(after, stock=stock, request=request, attempt=attempt, started_at=now)
         case StockLost():
-            after = structs.replace(after, stock=None)
+            after = structs.replace(after, stock=None, request="")
         case StockSeeded(uids):
             after = structs.replace(after, stock_uids=_extended(status, uids))
         case Committed(uids):

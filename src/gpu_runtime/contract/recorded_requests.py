@@ -1,4 +1,4 @@
-"""The durable form of create requests: what `spec.request` of an Operation contains, and what request hashes cover.
+"""The durable form of create requests: what an Operation contains, and what request hashes cover.
 
 These formats outlive a process: a replica of another version may resume an operation, and a replay is compared by its
 hash. The bodies of the HTTP API are separate, so a renamed field of a body changes nothing here. Golden files in
@@ -72,12 +72,23 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
         )
 
 
+class ReturnedUnit(KubeStruct, frozen=True, kw_only=True):
+    """The worker whose stock an operation returns."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 class RecordedSeedRequest(Reservation, frozen=True, kw_only=True):
     """The request of a SeedStock operation."""
 
     operation_id: str = field(name="operationID")
     spec_name: str
     replicas: int
+    returned_from: ReturnedUnit | None = None
+    """The worker whose stock the operation returns. The operation deletes the worker before it creates the stock unit,
+    so that the worker and its stock never exist at the same time."""
 
     def unit_spec(self) -> GPUUnitSpec:
         return GPUUnitSpec(spec_name=self.spec_name, **reservation_fields(self))
@@ -138,7 +149,7 @@ def recorded_request(operation: Operation, model: type[R]) -> R:
     version resumes the operation.
     """
     try:
-        return msgspec.json.decode(operation.spec.request, type=model)
+        return msgspec.json.decode(operation.request, type=model)
     except (msgspec.DecodeError, RecursionError) as error:
         id_ = operation.spec.operation_id
         raise Unavailable(f"the recorded request of operation {id_} cannot be decoded: {error}") from error

@@ -27,6 +27,11 @@ class StockGrade(StrEnum):
     PREPARED = "prepared"
     RESERVED = "reserved"
 
+    @classmethod
+    def of_source(cls, pool: str | None) -> "StockGrade":
+        """Return the grade of the stock that a unit was created from. Only a prepared pod has a pool."""
+        return cls.PREPARED if pool else cls.RESERVED
+
 
 class StockMiss(StrEnum):
     """Why a handoff does not use a grade. A later reason is nearer to a use of the grade."""

@@ -35,7 +35,7 @@ def local_settings_files() -> dict[str, str]:
         (
             "worker-sidecar",
             WORKER_SIDECAR,
-            "only requestID, worker and namespace are required. In the cluster, the controller manager writes them.",
+            "only functionID, requestID, worker and namespace are required. The controller manager writes them.",
         ),
     )
     beginning = "Settings of the process on a developer's machine. All settings are listed;"

@@ -2,7 +2,7 @@
 
 from gpu_runtime.activator.settings import ActivatorSettings, RuntimeAPIClientSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings
-from gpu_runtime.process.shared_settings import BindAddressSettings, LogSettings, NatsSettings
+from gpu_runtime.process.shared_settings import BindAddressSettings, LogSettings, NatsSettings, TicketSettings
 from gpu_runtime.result_store.settings import DatabaseSettings, ResultStoreSettings
 from gpu_runtime.runtime_api.settings import (
     APIListenerSettings,
@@ -11,6 +11,9 @@ from gpu_runtime.runtime_api.settings import (
     RuntimeAPISettings,
 )
 from gpu_runtime.worker_sidecar.settings import FrameworkSettings, WorkerSidecarSettings
+
+# `make up` writes the keys of the local platform to this file.
+TICKETS = TicketSettings(key_file=".local/ticket-keys")
 
 CONTROLLER_MANAGER = ControllerManagerSettings(
     log=LogSettings(format="text"),
@@ -25,6 +28,7 @@ RUNTIME_API = RuntimeAPISettings(
     api=APIListenerSettings(bind_address="127.0.0.1:8090"),
     # The address of NATS after `make up`.
     nats=NatsSettings(urls=("nats://127.0.0.1:4222",)),
+    tickets=TICKETS,
     # Only the developer can reach this address. Disabling authentication must be explicit.
     authentication=AuthenticationSettings(mode="off"),
     limits=RequestLimitSettings(requests_per_second=0),
@@ -34,6 +38,7 @@ RESULT_STORE = ResultStoreSettings(
     log=LogSettings(format="text"),
     health=BindAddressSettings(bind_address="127.0.0.1:8083"),
     nats=NatsSettings(urls=("nats://127.0.0.1:4222",)),
+    tickets=TICKETS,
     database=DatabaseSettings(path=".local/results.db"),
 )
 
@@ -41,6 +46,7 @@ WORKER_SIDECAR = WorkerSidecarSettings(
     log=LogSettings(format="text"),
     health=BindAddressSettings(bind_address="127.0.0.1:8086"),
     nats=NatsSettings(urls=("nats://127.0.0.1:4222",)),
+    function_id="0b6a41a2-6a2b-4c6a-9d3f-0f9f7c0a5b11",
     request_id="double",
     worker="double",
     namespace="runtime-instance",
@@ -52,5 +58,6 @@ ACTIVATOR = ActivatorSettings(
     health=BindAddressSettings(bind_address="127.0.0.1:8084"),
     # The addresses of NATS and of the runtime API after `make up`.
     nats=NatsSettings(urls=("nats://127.0.0.1:4222",)),
+    tickets=TICKETS,
     runtime_api=RuntimeAPIClientSettings(url="http://127.0.0.1:8080"),
 )

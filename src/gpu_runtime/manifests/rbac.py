@@ -50,6 +50,8 @@ def _role_and_binding(
 
 
 def _rule(policy_rule: PolicyRule) -> Manifest:
+    if policy_rule.paths:
+        return {"nonResourceURLs": list(policy_rule.paths), "verbs": list(policy_rule.verbs)}
     rule: Manifest = {
         "apiGroups": [policy_rule.group],
         "resources": list(policy_rule.resources),

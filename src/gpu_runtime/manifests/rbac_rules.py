@@ -23,6 +23,8 @@ class PolicyRule:
     verbs: tuple[str, ...]
     resource_names: tuple[str, ...] = ()
     """Names of the objects to which the rule is limited. Empty: all objects."""
+    paths: tuple[str, ...] = ()
+    """Paths that belong to no resource. A rule has either resources or paths."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ CONTROLLER_MANAGER = ProcessPermissions(
             ("operations",),
             ("get",),
         ),
+        PolicyRule(
+            "give each function a queue, and delete the queues of deleted functions",
+            GROUP,
+            ("functionqueues",),
+            (*CACHE_VERBS, "create", "patch", "delete"),
+        ),
         # resourceNames cannot limit `create`, because the name is not known when the request is authorized.
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("controller-manager",)),
@@ -114,10 +122,19 @@ RUNTIME_API = ProcessPermissions(
             (*READ_VERBS, "create", "delete"),
         ),
         PolicyRule("authenticate callers", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+        # Kubernetes grants this to all service accounts, but some clusters remove that binding.
+        PolicyRule(
+            "verify tokens of callers without a TokenReview",
+            "",
+            (),
+            ("get",),
+            paths=("/.well-known/openid-configuration", "/openid/v1/jwks"),
+        ),
     ),
     namespace_rules=(
         PolicyRule("store operations", GROUP, ("operations",), (*READ_VERBS, "create", "delete")),
         PolicyRule("update the status of operations", GROUP, ("operations/status",), ("patch",)),
+        PolicyRule("find the queue of a function", GROUP, ("functionqueues",), CACHE_VERBS),
     ),
     unit_namespace_rules=(
         PolicyRule(
@@ -140,7 +157,9 @@ ACTIVATOR = ProcessPermissions(
         PolicyRule("record events", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     namespace_rules=(
-        PolicyRule("check whether the handoff that created a worker is finished", GROUP, ("operations",), ("get",)),
+        PolicyRule("check whether stock units are free", GROUP, ("operations",), ("get",)),
+        PolicyRule("find the queues of functions", GROUP, ("functionqueues",), CACHE_VERBS),
+        PolicyRule("record the workers that it creates", GROUP, ("functionqueues",), ("patch",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("activator",)),
     ),

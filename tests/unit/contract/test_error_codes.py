@@ -12,6 +12,7 @@ from gpu_runtime.contract.errors import (
     InvocationReused,
     LifetimeEnded,
     NoStock,
+    NoStockToReturn,
     NotRedrivable,
     OperationReused,
     QuotaExceeded,
@@ -37,6 +38,7 @@ CONFLICTS: dict[str, type[Conflict]] = {
     "operation_reused": OperationReused,
     "invocation_reused": InvocationReused,
     "no_stock": NoStock,
+    "no_stock_to_return": NoStockToReturn,
     "storage_in_use": StorageInUse,
 }
 

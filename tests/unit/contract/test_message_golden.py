@@ -21,14 +21,24 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_messages import invocation_hash
+from gpu_runtime.contract.messages.invocation_messages import (
+    dispatch_message,
+    invocation_hash,
+    invoke_message,
+    result_message,
+)
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
     RecordAtRevision,
     RecordState,
     Termination,
     record_from_headers,
-    record_headers,
+)
+from gpu_runtime.contract.messages.invocation_ticket import (
+    TicketKeyring,
+    ticket_headers,
+    ticket_of,
+    worker_message_id,
 )
 from gpu_runtime.contract.messages.message_codec import Message, MessagePart, decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
@@ -40,6 +50,7 @@ from gpu_runtime.contract.messages.result_query import (
 )
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.jetstream.delivery import Delivery
 from gpu_runtime.jetstream.publisher import MESSAGE_ID_HEADER
 from tests.unit.contract.golden_comparison import assert_golden, golden_bytes, readable_json
 
@@ -51,6 +62,7 @@ PAGE = "41"
 INVOCATION = Invocation(
     invocation_id="01HZX-inv_1",
     serverless_request_id="thumbs",
+    function_id="0f9f7c0a",
     mode="sync",
     content_type="text/plain; charset=utf-8",
     headers={"X-Trace": "ä-1"},
@@ -58,11 +70,12 @@ INVOCATION = Invocation(
     body="grüße\0".encode(),
     enqueued_at=ENQUEUED,
     timeout_seconds=90.5,
-    reply_to="_INBOX.replica.7",
+    reply_to="runtime.serverless.reply.0f9f7c0a.r.7",
 )
 RECORD = InvocationRecord(
     request_hash="0f" * 32,
     serverless_request_id="thumbs",
+    function_id="0f9f7c0a",
     state=RecordState.TERMINAL,
     enqueued_at=ENQUEUED,
     deadline=DEADLINE,
@@ -70,12 +83,13 @@ RECORD = InvocationRecord(
     termination=Termination.CANCELLED,
     worker="thumbs-w0",
     attempts=2,
-    reply_to="_INBOX.replica.7",
+    reply_to="runtime.serverless.reply.0f9f7c0a.r.7",
     result_state=ResultState.CANCELLED,
 )
 RESULT = Result(
     invocation_id="01HZX-inv_1",
     serverless_request_id="thumbs",
+    function_id="0f9f7c0a",
     state=ResultState.FAILED,
     failure=Failure(failure_class=FailureClass.FUNCTION_ERROR, message="ValueError: „no“"),
     status_code=500,
@@ -89,8 +103,6 @@ RESULT = Result(
 )
 DISPATCH = Dispatch(invocation=INVOCATION, attempt=2, deadline=DEADLINE, dispatched_at=DISPATCHED)
 DEAD_LETTER = DeadLetter(
-    id="dispatch-41",
-    source=Stream.DISPATCH,
     serverless_request_id="thumbs",
     invocation_id="01HZX-inv_1",
     subject="runtime.serverless.dispatch.thumbs",
@@ -110,7 +122,7 @@ POPULATED: dict[str, Message] = {
     "dead_letter": DEAD_LETTER,
     "worker_event": WorkerEvent(
         kind=WorkerEventKind.STARTED,
-        serverless_request_id="thumbs",
+        function_id="0f9f7c0a",
         unit="thumbs-w0",
         namespace="runtime-instance",
         pod_uid="8c1e",
@@ -202,18 +214,25 @@ def test_enum_values_have_not_changed() -> None:
 
 
 def test_headers_and_message_ids_have_not_changed() -> None:
-    stored = RecordAtRevision(RECORD, 1234)
+    stored, tickets = RecordAtRevision(RECORD, 1234), TicketKeyring([b"k" * 32])
+    ticket = tickets.sign_record("01HZX-inv_1", RECORD)
+    original = Delivery("runtime.serverless.dispatch.0f9f7c0a", b"{}", ticket_headers(ticket), "S", 41, 5, DISPATCHED)
+    failure = Failure(failure_class=FailureClass.WORKER_LOST, message="five deliveries")
+    letters = DeadLetterBuilder(Subjects(), Stream.DISPATCH, worker_message_id)
+    dispatch = dispatch_message(Subjects(), DISPATCH, stored, ticket, tickets.message_id)
     document = {
-        "headers": record_headers(stored),
+        "headers": dict(dispatch.headers),
         "messageIDHeader": MESSAGE_ID_HEADER,
         "messageIDs": {
-            "invocation": INVOCATION.message_id,
-            "dispatch": DISPATCH.message_id,
-            "result": RESULT.message_id,
-            "deadLetter": DeadLetterBuilder(Subjects(), Stream.DISPATCH).to_outgoing(DEAD_LETTER).message_id,
+            "invocation": invoke_message(Subjects(), INVOCATION, stored, tickets).message_id,
+            "dispatch": dispatch.message_id,
+            "result": result_message(Subjects(), RESULT, stored, ticket, tickets.message_id).message_id,
+            "resultOfWorker": result_message(Subjects(), RESULT, stored, ticket, worker_message_id).message_id,
+            "deadLetterOfWorker": letters.message(original, failure, FINISHED).message_id,
         },
         "requestHash": invocation_hash(INVOCATION),
     }
     assert_golden("message_headers.json", readable_json(document))
     golden = msgspec.json.decode(golden_bytes("message_headers.json"))
     assert record_from_headers(golden["headers"]) == stored
+    assert tickets.verify(golden["headers"]) == ticket_of("01HZX-inv_1", RECORD)

@@ -30,9 +30,11 @@ def nats_names(prefix: str) -> dict[str, Any]:
         "subjects": {
             **{stream.value: subjects.stream_subject(stream, "thumbs") for stream in Stream},
             **{f"dead letter of {stream}": subjects.dead_letter(stream, "thumbs") for stream in Stream},
-            "events": subjects.events("thumbs"),
+            "events": subjects.events("thumbs", "8c1e"),
             "demand": subjects.demand("thumbs"),
             "cancel": subjects.cancel("thumbs"),
+            "reply": subjects.reply("thumbs", "0" * 32, "f" * 32),
+            "replies of a replica": subjects.replies("0" * 32),
             "control": subjects.control("8c1e"),
             "query of a result": subjects.query(RESULT_QUERY),
             "query of results": subjects.query(RESULTS_QUERY),

@@ -27,7 +27,7 @@ from gpu_runtime.process.settings import InvalidSettings, numbers_by_key, parse_
 
 REQUIRED = {
     "controller-manager": "images: {stock: a, placeholder: b}\n",
-    "worker-sidecar": "requestID: f\nworker: w\nnamespace: n\n",
+    "worker-sidecar": "functionID: i\nrequestID: f\nworker: w\nnamespace: n\n",
 }
 
 

@@ -230,8 +230,8 @@ UNITS = {
         "template.envs[0].name: has 256 characters; use at most 255",
     ),
     "environment variable value too long": (
-        unit(template={"envs": [{"name": "A", "value": "x" * 32769}]}),
-        "template.envs[0].value: has 32769 characters; use at most 32768",
+        unit(template={"envs": [{"name": "A", "value": "x" * 24577}]}),
+        "template.envs[0].value: has 24577 characters; use at most 24576",
     ),
     "primary port not in the template": (
         unit(template=HTTP, access={"primaryPort": "grpc"}),

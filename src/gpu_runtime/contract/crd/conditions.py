@@ -49,6 +49,10 @@ class ReadyReason(StrEnum):
     UNIT_READY = "UnitReady"
     STOCK_RELEASING = "StockReleasing"
     """The pod of the consumed stock unit still holds the GPUs."""
+    REQUEST_ID_TAKEN = "RequestIDTaken"
+    """Another function owns the requestID."""
+    WORKER_NOT_RECORDED = "WorkerNotRecorded"
+    """The unit has `serverless.workerOf`, but no FunctionQueue records it as a worker."""
     STORAGE_NOT_READY = "StorageNotReady"
     STORAGE_MOUNT_INVALID = "StorageMountInvalid"
 

@@ -19,6 +19,7 @@ from gpu_runtime.contract.crd.markers import (
     immutable_once_set,
     openapi,
 )
+from gpu_runtime.contract.crd.pod_record import PodRecord
 from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.template import Count, HttpPath, Image, MountPath, Port, PortName, SpecName, Template
@@ -258,6 +259,9 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
 
     deletes_at: Timestamp | None = None
     """The time at which the platform deletes the unit, if the unit has deleteAfterSeconds."""
+
+    pod: PodRecord | None = None
+    """How the platform built the pod of the unit."""
 
     conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""

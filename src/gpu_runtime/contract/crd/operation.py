@@ -4,7 +4,7 @@ An Operation has no owner reference, and it outlives the objects that it created
 """
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 from msgspec import field, structs
 
@@ -20,6 +20,9 @@ MAX_STOCK_PER_OPERATION = 1000
 MAX_RECORDED_REQUEST_LENGTH = 256 * 1024
 """The maximum length of a recorded request in characters. With this length, an Operation is well below etcd's size
 limit for an object."""
+
+MAX_CALLER_LENGTH = 512
+"""The maximum length of the name of a caller: `token:` or `serviceaccount:`, and the name of the token or account."""
 
 OperationID = Annotated[str, openapi(minLength=1, maxLength=MAX_OPERATION_ID_LENGTH)]
 
@@ -118,10 +121,15 @@ class OperationSpec(KubeStruct, frozen=True, kw_only=True):
     """The SHA-256 hash of the normalized request. The API rejects a request with the same operationID and another
     hash."""
 
+    caller: Annotated[str, openapi(maxLength=MAX_CALLER_LENGTH)] = ""
+    """The name of the authenticated caller that sent the first request. The limits per caller count the operations with
+    this name."""
+
     # A string and not an object: CEL rules cannot read free-form objects, so they could not make it immutable.
     request: Annotated[str, openapi(maxLength=MAX_RECORDED_REQUEST_LENGTH)] = ""
     """The normalized request as canonical JSON. If a replica crashes, another replica reads the request from this field
-    and resumes the operation."""
+    and resumes the operation. The field is empty if the operation was created without stock. In this case, only the
+    caller can resume the operation: it sends the same request again."""
 
     target: OperationTarget
     """The object that the operation creates."""
@@ -141,8 +149,8 @@ class OperationError(KubeStruct, frozen=True, kw_only=True):
     """The error message that the HTTP API returns."""
 
 
-class OperationStatus(KubeStruct, frozen=True, kw_only=True):
-    """The progress of the operation."""
+class OperationProgressStatus(KubeStruct, frozen=True, kw_only=True):
+    """The progress of the operation, without the request."""
 
     state: Annotated[str, openapi(enum=[each.value for each in OperationState])] = OperationState.ACCEPTED.value
     """Accepted (also while the operation waits for stock), Running, RollingBack (the API deletes the objects that the
@@ -187,7 +195,18 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
         return {*self.stock_uids, *filter(None, [self.target_uid])}
 
 
-def effective_status(stock: SourceStock | None, status: OperationStatus, recorded_at: str | None) -> OperationStatus:
+class OperationStatus(OperationProgressStatus, frozen=True, kw_only=True):
+    """The progress of the operation."""
+
+    request: Annotated[str, openapi(maxLength=MAX_RECORDED_REQUEST_LENGTH)] = ""
+    """The normalized request as canonical JSON, if spec.request is empty and the operation has selected stock. The
+    write that selects the stock also writes this field. An operation that waits for stock has no value here."""
+
+
+P = TypeVar("P", bound=OperationProgressStatus)
+
+
+def effective_status(stock: SourceStock | None, status: P, recorded_at: str | None) -> P:
     """Return the status, with the stock unit of the spec as its first attempt if the status has no attempt yet.
 
     As soon as the status has an attempt, the stock unit of the spec is ignored, even if the status has no stock unit.
@@ -213,6 +232,11 @@ class Operation(KubeObject, frozen=True, kw_only=True):
         return effective_status(self.spec.stock, self.status, self.metadata.creation_timestamp)
 
     @property
+    def request(self) -> str:
+        """The recorded request. It is empty if the operation never had stock."""
+        return self.spec.request or self.status.request
+
+    @property
     def target_key(self) -> ObjectKey:
         return ObjectKey(self.spec.target.namespace, self.spec.target.name)
 
@@ -220,6 +244,7 @@ class Operation(KubeObject, frozen=True, kw_only=True):
 class OperationSummarySpec(KubeStruct, frozen=True, kw_only=True):
     operation_id: str = field(name="operationID")
     type: str
+    caller: str = ""
     stock: SourceStock | None = None
 
 
@@ -227,10 +252,10 @@ class OperationSummary(KubeObject, frozen=True, kw_only=True):
     """An Operation without its request, for caches and lists. The request may be large and is rarely needed."""
 
     spec: OperationSummarySpec
-    status: OperationStatus = OperationStatus()
+    status: OperationProgressStatus = OperationProgressStatus()
 
     @property
-    def effective_status(self) -> OperationStatus:
+    def effective_status(self) -> OperationProgressStatus:
         return effective_status(self.spec.stock, self.status, self.metadata.creation_timestamp)
 
 
@@ -247,8 +272,9 @@ DEFINITION = CrdDefinition(
         PrinterColumn("Type", ".spec.type"),
         PrinterColumn("Target", ".spec.target.name"),
         PrinterColumn("State", ".status.state"),
+        PrinterColumn("Caller", ".spec.caller", wide=True),
         PrinterColumn("Error", ".status.error.message", wide=True),
         AGE_COLUMN,
     ),
-    selectable_fields=(".status.state",),
+    selectable_fields=(".status.state", ".spec.caller"),
 )

@@ -16,6 +16,7 @@ from gpu_runtime.contract.crd.markers import (
     immutable,
     openapi,
 )
+from gpu_runtime.contract.crd.pod_record import PodRecord
 from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.template import Count, Image, SpecName, Template
@@ -76,6 +77,9 @@ class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
 
     last_sync_time: Annotated[str, openapi(format="date-time")] | None = None
     """The time of the last change of this status."""
+
+    pod: PodRecord | None = None
+    """How the platform built the pods of the pool."""
 
     conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""

@@ -9,7 +9,9 @@ from gpu_runtime.kube.meta import KubeStruct
 
 ENV_NAME_PATTERN = "^[-._a-zA-Z][-._a-zA-Z0-9]*$"
 MAX_ENV_NAME_LENGTH = 255
-MAX_ENV_VALUE_LENGTH = 32768
+MAX_ENV_VALUE_LENGTH = 24 * 1024
+MAX_TEMPLATE_BYTES = 32 * 1024
+"""Maximum size of a template, and of all probes together, as JSON. Four Kubernetes objects of a unit contain them."""
 PORT_NAME_PATTERN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 MAX_PORT_NAME_LENGTH = 15
 PORT_PROTOCOLS = ("TCP", "UDP", "SCTP")
@@ -37,6 +39,28 @@ MAX_SECRET_KEY_LENGTH = 253
 IMAGE_PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 MAX_USER_ID = 2**31 - 1
 
+# With these variables, container runtimes give a container devices that it has not reserved.
+DEVICE_VARIABLE_SUFFIX = "_VISIBLE_DEVICES"
+DEVICE_VARIABLES = (
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+    "NVIDIA_GDS",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_MOFED",
+    "NVIDIA_NVSWITCH",
+    "ASCEND_RUNTIME_OPTIONS",
+)
+# Only libraries in the container read these variables. They select among the devices that the container has.
+PROCESS_DEVICE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "XPU_VISIBLE_DEVICES",
+    "TPU_VISIBLE_DEVICES",
+)
+
 SecretName = Annotated[str, openapi(pattern=SECRET_NAME_PATTERN, maxLength=MAX_SECRET_NAME_LENGTH)]
 MountPath = Annotated[str, openapi(pattern="^/[^:]*$", maxLength=512)]
 UserID = Annotated[int, openapi(format="int64", minimum=0, maximum=MAX_USER_ID)]
@@ -59,11 +83,32 @@ class EnvVarSource(KubeStruct, frozen=True, kw_only=True):
     """The Secret and the key that contain the value."""
 
 
+def selects_devices(variable: str) -> bool:
+    """Return whether container runtimes select devices by the value of the environment variable with this name."""
+    is_selector = variable.endswith(DEVICE_VARIABLE_SUFFIX) and variable not in PROCESS_DEVICE_VARIABLES
+    return is_selector or variable in DEVICE_VARIABLES
+
+
 class EnvVar(KubeStruct, frozen=True, kw_only=True):
     """An environment variable of the container."""
 
+    RULES: ClassVar = (
+        CelRule(
+            f"!self.name.endsWith('{DEVICE_VARIABLE_SUFFIX}') || self.name in {list(PROCESS_DEVICE_VARIABLES)}",
+            "the platform selects the devices of a container: remove this variable, and set gpu",
+            "name",
+        ),
+        CelRule(
+            f"!(self.name in {list(DEVICE_VARIABLES)})",
+            "the platform selects the devices of a container: remove this variable, and set gpu",
+            "name",
+        ),
+    )
+
     name: Annotated[str, openapi(pattern=ENV_NAME_PATTERN, maxLength=MAX_ENV_NAME_LENGTH)]
-    """The name of the variable. It must be unique in the template."""
+    """The name of the variable. It must be unique in the template. Variables with which container runtimes select
+    devices, for example NVIDIA_VISIBLE_DEVICES, are not allowed: the field gpu decides which GPUs the container gets.
+    CUDA_VISIBLE_DEVICES and NVIDIA_DRIVER_CAPABILITIES are allowed."""
 
     value: Annotated[str, openapi(maxLength=MAX_ENV_VALUE_LENGTH)] = ""
     """The value of the variable. As in every Pod, Kubernetes replaces $(NAME) with the value of the variable
@@ -98,8 +143,21 @@ class SecretMount(KubeStruct, frozen=True, kw_only=True):
     inside the other. This rule also applies to the mount paths of storages."""
 
 
+def _total_size(strings: str) -> str:
+    """Return the CEL expression for the total length of a list of strings, which may be absent."""
+    return f"(has({strings}) ? {strings}.map(each, each.size()).sum() : 0)"
+
+
 class InitCommand(KubeStruct, frozen=True, kw_only=True):
     """A command that runs in the image of the unit before the container starts, each time that the pod starts."""
+
+    RULES: ClassVar = (
+        CelRule(
+            f"{_total_size('self.command')} + {_total_size('self.args')} <= {MAX_TEMPLATE_BYTES}",
+            f"command and args together must have at most {MAX_TEMPLATE_BYTES} characters",
+            "",
+        ),
+    )
 
     command: ContainerArgs = ()
     """The command. It replaces the entrypoint of the image."""
@@ -117,6 +175,14 @@ class Template(KubeStruct, frozen=True, kw_only=True):
             " self.ports.exists_one(q, q.port == p.port && q.protocol == p.protocol))",
             "two items of ports must not have the same port and the same protocol",
             "ports",
+        ),
+        CelRule(
+            f"{_total_size('self.command')} + {_total_size('self.args')}"
+            " + (has(self.envs) ? self.envs.map(e, e.name.size() + (has(e.value) ? e.value.size() : 0)).sum() : 0)"
+            f" <= {MAX_TEMPLATE_BYTES}",
+            f"command, args and envs together must have at most {MAX_TEMPLATE_BYTES} characters: put large data into"
+            " the image or a storage",
+            "",
         ),
     )
 

@@ -33,7 +33,12 @@ SPEC_NAME_PATTERN = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 """Every match is a valid label value, so that a label selector can select stock by flavor."""
 
 REQUEST_ID_PATTERN = "^[a-z0-9_-]+$"
+FUNCTION_ID_PATTERN = "^[a-z0-9_-]+$"
 """Every match is a valid token of a NATS subject."""
+
+
+RESERVED_OPERATION_ID_PREFIX = "gpu-runtime:"
+"""The prefix of operationIDs that only the platform chooses. The API rejects requests with such an operationID."""
 
 
 class UnitRole(StrEnum):
@@ -118,6 +123,15 @@ class Annotation:
     POD_HASH = f"{GROUP}/pod-hash"
     """On the pods of adoptable StockPools. The value is a hash of the pod spec. The controller manager compares it with
     the pod spec of the unit."""
+
+    POD_PROFILE = f"{GROUP}/pod-profile"
+    """On the Deployments of GPUUnits and StockPools, and on the pods of adoptable StockPools. The value is the version
+    of the pod profile with which the platform built the pods. If another client
+    changes the annotation, the controller manager corrects it from the status of the GPUUnit or StockPool."""
+
+    ROLL_REQUEST = f"{GROUP}/roll-request"
+    """On GPUUnits and StockPools. `gpu-runtime units roll` sets this annotation. When its value changes, the controller
+    manager builds the pods with the latest pod profile."""
 
     GIVEN_WAY_TO = f"{GROUP}/given-way-to"
     """On the Deployments of adoptable StockPools. The value lists the units for which the pool has deleted a pod, as
@@ -204,6 +218,19 @@ def operation_name(operation_id: str) -> str:
     operationID.
     """
     return f"op-{_digest(operation_id, 40)}"
+
+
+def return_operation_id(unit_uid: str) -> str:
+    """Return the operationID of the operation that returns the stock of a worker. Each worker has only one.
+
+    No caller can choose it, so no caller can prevent the return.
+    """
+    return f"{RESERVED_OPERATION_ID_PREFIX}return-{unit_uid}"
+
+
+def function_queue_name(request_id: str) -> str:
+    """Return the name of the FunctionQueue for a requestID. The API server rejects a second one with this name."""
+    return f"fn-{_digest(request_id, 40)}"
 
 
 def generated_pool_name(operation_id: str) -> str:

@@ -3,6 +3,7 @@
 Operators can inspect a dead letter and redrive it.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,14 +13,17 @@ import msgspec
 from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER, MessageIDs
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES, truncate_text
 from gpu_runtime.contract.messages.message_codec import Instant, Message, encode
-from gpu_runtime.contract.messages.result import Failure
+from gpu_runtime.contract.messages.result import Failure, Result
 from gpu_runtime.contract.messages.subjects import BadSubject, Stream, Subjects
 from gpu_runtime.jetstream.delivery import Delivery, OutgoingMessage
 
-UNKNOWN_REQUEST_ID = "unknown"
-"""The requestID of a dead letter whose subject has no valid requestID."""
+UNKNOWN_ID = "unknown"
+"""The functionID of a dead letter whose subject has no valid functionID, and the requestID of a dead letter whose
+message could not be decoded."""
 
 MAX_DEAD_LETTER_DATA_BYTES = MAX_PAYLOAD_BYTES * 4 // 3 + 32 * 1024
 """The maximum number of bytes of the original message in a dead letter. A message within the size limits is not
@@ -30,13 +34,9 @@ MAX_DEAD_LETTER_HEADERS_BYTES = 32 * 1024
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):
-    id: str
-    """The ID of the dead letter: the source stream and the stream sequence of the original message."""
+    serverless_request_id: str = field(default=UNKNOWN_ID, name="serverlessRequestID")
+    """The requestID in the original message. `unknown` if the consumer could not decode the message."""
 
-    source: Stream
-    """The stream that contained the original message."""
-
-    serverless_request_id: str = field(name="serverlessRequestID")
     invocation_id: str = field(default="", name="invocationID")
     """Empty if the consumer could not decode the original message."""
 
@@ -65,15 +65,23 @@ class DeadLetter(Message, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class DeadLetterBuilder:
-    """Builds dead letters for messages of one stream."""
+    """Builds dead letters for messages of one stream.
+
+    The subject of a dead letter names the source stream and the function. The content does not decide this, because the
+    sender may be a worker. NATS permissions can limit the subjects of a worker, but not the content of its messages.
+    """
 
     subjects: Subjects
     source: Stream
+    message_ids: MessageIDs
 
-    def build(self, delivery: Delivery, failure: Failure, now: datetime, invocation_id: str = "") -> DeadLetter:
+    def build(
+        self, delivery: Delivery, failure: Failure, now: datetime, decoded: Invocation | Result | None = None
+    ) -> DeadLetter:
         """Build a dead letter that fits into a NATS message, even if the original message exceeds the size limits.
 
-        If the dead letter were too large, the consumer could not publish it, and JetStream would redeliver the original
+        `decoded` has the IDs of the original message. It is None if the consumer could not decode the message. If the
+        dead letter were too large, the consumer could not publish it, and JetStream would redeliver the original
         message forever.
         """
         size = len(delivery.data)
@@ -81,10 +89,8 @@ class DeadLetterBuilder:
             f" (the message has {size} bytes and is truncated here)" if size > MAX_DEAD_LETTER_DATA_BYTES else ""
         )
         return DeadLetter(
-            id=f"{self.source}-{delivery.sequence}",
-            source=self.source,
-            serverless_request_id=self._request_id(delivery.subject),
-            invocation_id=invocation_id,
+            serverless_request_id=decoded.serverless_request_id if decoded else UNKNOWN_ID,
+            invocation_id=decoded.invocation_id if decoded else "",
             subject=delivery.subject,
             headers=_headers_within_limit(delivery.headers),
             data=delivery.data[:MAX_DEAD_LETTER_DATA_BYTES],
@@ -95,27 +101,31 @@ class DeadLetterBuilder:
             dead_lettered_at=now,
         )
 
-    def message(self, delivery: Delivery, failure: Failure, now: datetime, invocation_id: str = "") -> OutgoingMessage:
-        """Build a dead letter and return the message that publishes it."""
-        return self.to_outgoing(self.build(delivery, failure, now, invocation_id))
-
-    def to_outgoing(self, letter: DeadLetter) -> OutgoingMessage:
-        """Return the message that publishes the dead letter.
+    def message(
+        self, delivery: Delivery, failure: Failure, now: datetime, decoded: Invocation | Result | None = None
+    ) -> OutgoingMessage:
+        """Build a dead letter and return the message that publishes it.
 
         The message ID is derived from the original message. If a consumer crashes after it has published the dead
         letter and before it has acknowledged the original message, the dead letter is published a second time. The
         stream ignores the second one, because both have the same message ID.
         """
-        subject = self.subjects.dead_letter(self.source, letter.serverless_request_id)
+        subject = self.subjects.dead_letter(self.source, self._function_id(delivery.subject))
         return OutgoingMessage(
-            subject, encode(letter), message_id=f"dead-{letter.id}-{letter.published_at.timestamp():.3f}"
+            subject, encode(self.build(delivery, failure, now, decoded)), message_id=self._message_id(delivery)
         )
 
-    def _request_id(self, subject: str) -> str:
+    def _message_id(self, delivery: Delivery) -> str:
+        """The ID depends on the content, which no worker of another function knows."""
+        ticket, content = delivery.headers.get(TICKET_HEADER, ""), hashlib.sha256(delivery.data).hexdigest()
+        sequence, published_at = str(delivery.sequence), delivery.published_at.isoformat()
+        return self.message_ids("dead-letter", self.source, ticket, sequence, published_at, content)
+
+    def _function_id(self, subject: str) -> str:
         try:
-            return self.subjects.parse(subject).request_id
+            return self.subjects.parse(subject).function_id
         except BadSubject:
-            return UNKNOWN_REQUEST_ID
+            return UNKNOWN_ID
 
 
 def _headers_within_limit(headers: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,3 @@ class Dispatch(Message, frozen=True, kw_only=True):
 
     dispatched_at: Instant
     """When the activator published the dispatch."""
-
-    @property
-    def message_id(self) -> str:
-        return f"{self.invocation.invocation_id}.{self.attempt}"

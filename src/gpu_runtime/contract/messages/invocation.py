@@ -27,6 +27,10 @@ class Invocation(Message, frozen=True, kw_only=True):
     serverless_request_id: str = field(name="serverlessRequestID")
     """The requestID of the function."""
 
+    function_id: str = field(default="", name="functionID")
+    """The ID that the platform gave to the function. The subjects of the function contain this ID. It is empty until
+    the API has found the function."""
+
     mode: InvocationMode = "async"
     """`sync` if the caller waits for the result."""
 
@@ -59,10 +63,6 @@ class Invocation(Message, frozen=True, kw_only=True):
     @property
     def deadline(self) -> Instant | None:
         return self.enqueued_at + timedelta(seconds=self.timeout_seconds) if self.enqueued_at else None
-
-    @property
-    def message_id(self) -> str:
-        return self.invocation_id
 
 
 def is_json(content_type: str) -> bool:

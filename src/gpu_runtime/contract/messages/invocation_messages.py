@@ -19,8 +19,16 @@ from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
     RecordAtRevision,
     Termination,
-    record_from_headers,
     record_headers,
+)
+from gpu_runtime.contract.messages.invocation_ticket import (
+    TICKET_HEADER,
+    InvalidTicket,
+    InvocationTicket,
+    MessageIDs,
+    TicketKeyring,
+    header_record,
+    ticket_headers,
 )
 from gpu_runtime.contract.messages.limits import truncate_text
 from gpu_runtime.contract.messages.message_codec import (
@@ -36,6 +44,10 @@ from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, OutgoingMessage
 
+OTHER_INVOCATION = "the ticket belongs to another invocation"
+MAX_NORMALIZED_BYTES = 64 * 1024
+"""Maximum size of a JSON body that is normalized before it is hashed."""
+
 
 @dataclass(frozen=True)
 class AcceptedInvocation:
@@ -43,6 +55,9 @@ class AcceptedInvocation:
 
     invocation: Invocation
     deadline: datetime
+    ticket: InvocationTicket
+    ticket_text: str
+    """The ticket as the header contains it. The messages about this invocation return it."""
     header_record: RecordAtRevision | None
     """The record at the time when the message was published, from the headers of the message."""
 
@@ -54,12 +69,18 @@ class AcceptedInvocation:
         return new_record(invocation, accepted_at, self.deadline)
 
 
-def read_invocation(delivery: Delivery, subjects: Subjects) -> AcceptedInvocation:
-    """Decode a delivery. Raise MessageDecodeError if it is not an invocation or its subject names another function."""
-    invocation = decode(delivery.data, Invocation)
+def read_invocation(delivery: Delivery, subjects: Subjects, tickets: TicketKeyring) -> AcceptedInvocation:
+    """Decode a delivery and check its ticket.
+
+    Raise MessageDecodeError if it is not an invocation or its subject names another function. Raise InvalidTicket if
+    the platform has not accepted this invocation.
+    """
+    invocation, headers = decode(delivery.data, Invocation), delivery.headers
     check_subject(invocation, delivery.subject, subjects)
-    deadline = invocation.deadline or delivery.published_at + timedelta(seconds=invocation.timeout_seconds)
-    return AcceptedInvocation(invocation, to_utc_milliseconds(deadline), record_from_headers(delivery.headers))
+    ticket = tickets.verify(headers)
+    deadline = to_utc_milliseconds(invocation.deadline or delivery.published_at)
+    check_ticket(invocation, deadline, ticket)
+    return AcceptedInvocation(invocation, deadline, ticket, headers[TICKET_HEADER], header_record(headers, ticket))
 
 
 def read_dispatch(data: bytes, subject: str, subjects: Subjects) -> Dispatch:
@@ -67,6 +88,30 @@ def read_dispatch(data: bytes, subject: str, subjects: Subjects) -> Dispatch:
     dispatch = decode(data, Dispatch)
     check_subject(dispatch.invocation, subject, subjects)
     return dispatch
+
+
+def check_ticket(invocation: Invocation, deadline: datetime, ticket: InvocationTicket) -> None:
+    """Raise InvalidTicket if the ticket belongs to another invocation.
+
+    The request hash is not compared, because a process would have to read the whole body.
+    """
+    identity = (invocation.invocation_id, invocation.function_id, invocation.serverless_request_id)
+    if (*identity, invocation.enqueued_at, deadline, invocation.reply_to) != (
+        ticket.invocation_id,
+        ticket.function_id,
+        ticket.serverless_request_id,
+        ticket.enqueued_at,
+        ticket.deadline,
+        ticket.reply_to,
+    ):
+        raise InvalidTicket(OTHER_INVOCATION)
+
+
+def check_result(result: Result, ticket: InvocationTicket) -> None:
+    """Raise InvalidTicket if the ticket belongs to another invocation than the result."""
+    identity = (result.invocation_id, result.function_id, result.serverless_request_id)
+    if identity != (ticket.invocation_id, ticket.function_id, ticket.serverless_request_id):
+        raise InvalidTicket(OTHER_INVOCATION)
 
 
 def decode_invocation(stream: Stream, data: bytes) -> Invocation:
@@ -77,29 +122,28 @@ def decode_invocation(stream: Stream, data: bytes) -> Invocation:
 def check_subject(message: Invocation | Result, subject: str, subjects: Subjects) -> None:
     """Raise MessageDecodeError if the invocationID is invalid or the subject belongs to another function."""
     try:
-        request_id = subjects.parse(subject).request_id
+        function_id = subjects.parse(subject).function_id
     except BadSubject as bad_subject:
         raise MessageDecodeError(bad_subject.message) from bad_subject
-    for error in identity_errors(message, request_id):
+    for error in identity_errors(message, function_id):
         raise MessageDecodeError(str(error))
 
 
-def identity_errors(message: Invocation | Result, request_id: str) -> FieldErrors:
-    """Yield the errors of the IDs in a message on a subject with this requestID.
+def identity_errors(message: Invocation | Result, function_id: str) -> FieldErrors:
+    """Yield the errors of the IDs in a message on a subject with this functionID.
 
     Both IDs become parts of subjects and keys. If one of them were invalid, no process could publish the result.
     """
     yield from invocation_id_errors(message.invocation_id)
-    if message.serverless_request_id != request_id:
-        yield FieldError(
-            "serverlessRequestID", f"is {message.serverless_request_id!r}, but the subject has {request_id!r}"
-        )
+    if message.function_id != function_id:
+        yield FieldError("functionID", f"is {message.function_id!r}, but the subject has {function_id!r}")
 
 
 def new_record(invocation: Invocation, enqueued_at: datetime, deadline: datetime) -> InvocationRecord:
     return InvocationRecord(
         request_hash=invocation_hash(invocation),
         serverless_request_id=invocation.serverless_request_id,
+        function_id=invocation.function_id,
         enqueued_at=enqueued_at,
         deadline=deadline,
         updated_at=enqueued_at,
@@ -111,18 +155,22 @@ def invocation_hash(invocation: Invocation) -> str:
     """Return the hash of the request. Requests with the same meaning have the same hash.
 
     The hash does not depend on the ID, the enqueue time, the mode or the reply subject. So a caller whose synchronous
-    call was interrupted can repeat the request asynchronously.
+    call was interrupted can repeat the request asynchronously. The hash does not depend on the functionID, because the
+    caller does not choose it.
     """
     request = msgspec.structs.replace(
-        invocation, invocation_id="", enqueued_at=None, reply_to="", mode="async", body=b""
+        invocation, invocation_id="", function_id="", enqueued_at=None, reply_to="", mode="async", body=b""
     )
     body = hashlib.sha256(_canonical_body(invocation)).hexdigest()
     return hashlib.sha256(f"Invocation\n{canonical_request(request)}\n{body}".encode()).hexdigest()
 
 
 def _canonical_body(invocation: Invocation) -> bytes:
-    """Return the body. A JSON body is normalized, because whitespace and the order of names have no meaning in JSON."""
-    if not invocation.is_json:
+    """Return the body. A JSON body is normalized, because whitespace and the order of names have no meaning in JSON.
+
+    A large body is returned unchanged, because its normalization would block the event loop.
+    """
+    if not invocation.is_json or len(invocation.body) > MAX_NORMALIZED_BYTES:
         return invocation.body
     try:
         value: Any = msgspec.json.decode(invocation.body)
@@ -137,19 +185,31 @@ def dispatched_record(dispatch: Dispatch) -> InvocationRecord:
     return new_record(invocation, invocation.enqueued_at or dispatch.dispatched_at, dispatch.deadline)
 
 
-def invoke_message(subjects: Subjects, invocation: Invocation, stored: RecordAtRevision) -> OutgoingMessage:
-    subject = subjects.invoke(invocation.serverless_request_id)
-    return OutgoingMessage(subject, encode(invocation), invocation.message_id, record_headers(stored))
+def invoke_message(
+    subjects: Subjects, invocation: Invocation, stored: RecordAtRevision, tickets: TicketKeyring
+) -> OutgoingMessage:
+    ticket = tickets.sign_record(invocation.invocation_id, stored.record)
+    subject, message_id = subjects.invoke(invocation.function_id), tickets.message_id(Stream.INVOKE, ticket)
+    return OutgoingMessage(subject, encode(invocation), message_id, _headers(stored, ticket))
 
 
-def dispatch_message(subjects: Subjects, dispatch: Dispatch, stored: RecordAtRevision) -> OutgoingMessage:
-    subject = subjects.dispatch(dispatch.invocation.serverless_request_id)
-    return OutgoingMessage(subject, encode(dispatch), dispatch.message_id, record_headers(stored))
+def dispatch_message(
+    subjects: Subjects, dispatch: Dispatch, stored: RecordAtRevision, ticket: str, message_ids: MessageIDs
+) -> OutgoingMessage:
+    subject = subjects.dispatch(dispatch.invocation.function_id)
+    message_id = message_ids(Stream.DISPATCH, ticket, str(dispatch.attempt))
+    return OutgoingMessage(subject, encode(dispatch), message_id, _headers(stored, ticket))
 
 
-def result_message(subjects: Subjects, result: Result, stored: RecordAtRevision | None) -> OutgoingMessage:
-    subject = subjects.result(result.serverless_request_id)
-    return OutgoingMessage(subject, encode(result), result.message_id, record_headers(stored))
+def result_message(
+    subjects: Subjects, result: Result, stored: RecordAtRevision | None, ticket: str, message_ids: MessageIDs
+) -> OutgoingMessage:
+    subject, message_id = subjects.result(result.function_id), message_ids(Stream.RESULT, ticket, result.state)
+    return OutgoingMessage(subject, encode(result), message_id, _headers(stored, ticket))
+
+
+def _headers(stored: RecordAtRevision | None, ticket: str) -> dict[str, str]:
+    return record_headers(stored) | ticket_headers(ticket)
 
 
 _TERMINATIONS: Mapping[Termination, tuple[ResultState, FailureClass, str]] = MappingProxyType(
@@ -186,6 +246,7 @@ def termination_result(invocation_id: str, record: InvocationRecord, termination
     return Result(
         invocation_id=invocation_id,
         serverless_request_id=record.serverless_request_id,
+        function_id=record.function_id,
         state=state,
         failure=failure,
         timings=Timings(enqueued_at=record.enqueued_at, finished_at=to_utc_milliseconds(now)),
@@ -199,6 +260,7 @@ def dead_lettered_result(invocation: Invocation, failure: Failure, now: datetime
     return Result(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,
+        function_id=invocation.function_id,
         state=ResultState.DEAD_LETTERED,
         failure=failure,
         timings=Timings(enqueued_at=invocation.enqueued_at, finished_at=to_utc_milliseconds(now)),

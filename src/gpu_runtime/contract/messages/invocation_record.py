@@ -74,6 +74,9 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
     """The hash of the request. A request with the same ID and another hash is rejected."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
+    function_id: str = field(name="functionID")
+    """The function whose queue has the message of the invocation."""
+
     state: RecordState = field(default=RecordState.QUEUED, name="state")
     enqueued_at: Instant
     deadline: Instant

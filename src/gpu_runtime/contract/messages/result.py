@@ -43,6 +43,9 @@ class Timings(MessagePart, frozen=True, kw_only=True):
 class Result(Message, frozen=True, kw_only=True):
     invocation_id: InvocationID = field(name="invocationID")
     serverless_request_id: str = field(name="serverlessRequestID")
+    function_id: str = field(name="functionID")
+    """The function that the invocation was for."""
+
     state: ResultState
 
     failure: Failure | None = None
@@ -69,10 +72,6 @@ class Result(Message, frozen=True, kw_only=True):
 
     attempts: Annotated[int, Meta(ge=0)] = 0
     """How many times a worker started the invocation."""
-
-    @property
-    def message_id(self) -> str:
-        return f"{self.invocation_id}.{self.state}"
 
 
 def with_body(result: Result, content_type: str, body: bytes, limit: int = MAX_PAYLOAD_BYTES) -> Result:

@@ -7,7 +7,7 @@
 | INVOKE | invocations, limited per function | the activator acks it | it rejects messages: the caller gets an error |
 | DISPATCH | invocations, limited per function | a worker acks it | it rejects messages: the activator retries |
 | RESULT | results | the result store acks it | it rejects messages: the sender retries |
-| DLQ | dead letters | its retention ends | it deletes the oldest messages |
+| DLQ | dead letters, limited per function | its retention ends | it deletes the oldest messages |
 
 INVOKE, DISPATCH and RESULT have no maximum age: if a stream deleted an accepted invocation, the invocation would never
 get a result. Instead, the process that handles an invocation checks its deadline. The names of the streams begin with
@@ -39,11 +39,27 @@ class StreamLimits:
     max_bytes: int = 2 * GIB
     dead_letter_retention_seconds: float = 7 * 86400
     dead_letter_max_bytes: int = GIB
+    max_dead_letters_per_subject: int = 200
     record_ttl_seconds: float = 86400
+    record_max_bytes: int = 2 * GIB
     invoke_ack_wait_seconds: float = INVOKE_ACK_WAIT_SECONDS
     dispatch_ack_wait_seconds: float = DISPATCH_ACK_WAIT_SECONDS
     result_ack_wait_seconds: float = RESULT_ACK_WAIT_SECONDS
     consumer_inactive_threshold_seconds: float = 86400
+
+    @property
+    def invoke_max_bytes(self) -> int:
+        """Maximum size of INVOKE: half of DISPATCH, so that DISPATCH has capacity for all messages of INVOKE."""
+        return self.max_bytes // 2
+
+    @property
+    def function_share_bytes(self) -> int:
+        """Bytes that messages of equal size of one function can use in INVOKE and DISPATCH together.
+
+        If the messages of a function become smaller and smaller, the function can use up to six times as many bytes.
+        This is less than a fifth of the capacity of DISPATCH.
+        """
+        return self.max_bytes // 32
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ class StreamTopology:
             discard="new",
             storage=self.limits.storage,
             replicas=self.limits.replicas,
-            max_bytes=self.limits.max_bytes,
+            max_bytes=self.limits.invoke_max_bytes if stream is Stream.INVOKE else self.limits.max_bytes,
             max_messages_per_subject=self.limits.max_messages_per_subject if limited else None,
         )
 
@@ -80,6 +96,7 @@ class StreamTopology:
             replicas=self.limits.replicas,
             max_bytes=self.limits.dead_letter_max_bytes,
             max_age_seconds=self.limits.dead_letter_retention_seconds,
+            max_messages_per_subject=self.limits.max_dead_letters_per_subject,
         )
 
     @property
@@ -91,6 +108,7 @@ class StreamTopology:
             storage=self.limits.storage,
             replicas=self.limits.replicas,
             max_value_bytes=MAX_PAYLOAD_BYTES // 8,
+            max_bytes=self.limits.record_max_bytes,
             republish_to=self.subjects.state_prefix,
         )
 
@@ -108,7 +126,7 @@ class StreamTopology:
             self.stream_name(Stream.RESULT), "result-store", ack_wait_seconds=self.limits.result_ack_wait_seconds
         )
 
-    def dispatch_consumer(self, request_id: str) -> ConsumerSpec:
+    def dispatch_consumer(self, function_id: str) -> ConsumerSpec:
         """The consumer that all workers of a function share.
 
         The leading activator deletes it when the function is deleted. If the activator misses the deletion, the server
@@ -117,8 +135,8 @@ class StreamTopology:
         """
         return ConsumerSpec(
             self.stream_name(Stream.DISPATCH),
-            f"fn-{request_id}",
-            filter_subject=self.subjects.dispatch(request_id),
+            f"fn-{function_id}",
+            filter_subject=self.subjects.dispatch(function_id),
             ack_wait_seconds=self.limits.dispatch_ack_wait_seconds,
             inactive_threshold_seconds=self.limits.consumer_inactive_threshold_seconds,
         )

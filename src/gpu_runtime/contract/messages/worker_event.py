@@ -30,7 +30,7 @@ class WorkerEventKind(StrEnum):
 
 class WorkerEvent(Message, frozen=True, kw_only=True):
     kind: WorkerEventKind
-    serverless_request_id: str = field(name="serverlessRequestID")
+    function_id: str = field(name="functionID")
     unit: str
     """The name of the worker's unit."""
 

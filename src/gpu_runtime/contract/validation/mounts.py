@@ -14,10 +14,15 @@ KERNEL_PATHS = ("/proc", "/sys", "/dev")
 
 
 def mount_errors(storages: Sequence[StorageMount], secrets: Sequence[SecretMount], at: str) -> FieldErrors:
-    """Yield the errors of the mounts of a spec. The template reports the names of Secrets."""
+    """Yield the errors of the mounts of a spec. The template reports the names and the number of Secrets.
+
+    The mounts are compared with each other, so a list that is too long is not examined further.
+    """
     storages_at, secrets_at = child_path(at, "storageMounts"), child_path(at, "template.secretMounts")
     if len(storages) > MAX_MOUNTS:
         yield FieldError(storages_at, f"has {len(storages)} items; use at most {MAX_MOUNTS}")
+    if len(storages) > MAX_MOUNTS or len(secrets) > MAX_MOUNTS:
+        return
     for index, mount in enumerate(storages):
         yield from name_errors(mount.name, f"{storages_at}[{index}].name")
     yield from _repeated_name_errors(storages, storages_at, "storage")
@@ -26,9 +31,7 @@ def mount_errors(storages: Sequence[StorageMount], secrets: Sequence[SecretMount
     placed += [(f"{secrets_at}[{index}]", each.mount_path) for index, each in enumerate(secrets)]
     for path, mount_path in placed:
         yield from mount_path_errors(mount_path, f"{path}.mountPath")
-    for (earlier, one), (later, other) in combinations(placed, 2):
-        if is_within(one, other) or is_within(other, one):
-            yield FieldError(f"{later}.mountPath", f"{other} overlaps {one} of {earlier}; use separate paths")
+    yield from _overlap_errors(placed)
 
 
 def _repeated_name_errors(mounts: Sequence[StorageMount | SecretMount], at: str, kind: str) -> FieldErrors:
@@ -37,6 +40,13 @@ def _repeated_name_errors(mounts: Sequence[StorageMount | SecretMount], at: str,
             yield FieldError(
                 f"{at}[{j}].name", f"{other.name!r} is already mounted by {at}[{i}]; mount each {kind} once"
             )
+
+
+def _overlap_errors(placed: Sequence[tuple[str, str]]) -> FieldErrors:
+    normalized = [(path, mount_path, normalize_path(mount_path)) for path, mount_path in placed]
+    for (earlier, shown, one), (later, other_shown, other) in combinations(normalized, 2):
+        if _contains(one, other) or _contains(other, one):
+            yield FieldError(f"{later}.mountPath", f"{other_shown} overlaps {shown} of {earlier}; use separate paths")
 
 
 def mount_path_errors(path: str, at: str) -> FieldErrors:
@@ -57,7 +67,10 @@ def mount_path_errors(path: str, at: str) -> FieldErrors:
 
 
 def is_within(path: str, parent: str) -> bool:
-    path, parent = normalize_path(path), normalize_path(parent)
+    return _contains(normalize_path(parent), normalize_path(path))
+
+
+def _contains(parent: str, path: str) -> bool:
     return path == parent or path.startswith(parent.rstrip("/") + "/")
 
 

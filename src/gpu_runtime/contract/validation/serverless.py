@@ -8,17 +8,20 @@ from gpu_runtime.contract.crd.gpu_unit import (
 )
 from gpu_runtime.contract.crd.well_known import NAME_PATTERN, REQUEST_ID_PATTERN
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
-from gpu_runtime.contract.validation.mounts import KERNEL_PATHS, is_within, normalize_path
+from gpu_runtime.contract.validation.mounts import KERNEL_PATHS, MAX_MOUNTS, is_within, normalize_path
+from gpu_runtime.contract.validation.pod_policy import PodPolicy
 from gpu_runtime.contract.validation.values import count_errors, http_path_errors, matches
 
 MAX_REQUEST_ID_LENGTH = 63
+MAX_WORKERS = 10_000
 
 
-def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str) -> FieldErrors:
+def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str, policy: PodPolicy) -> FieldErrors:
     mounts_at = child_path(at.rpartition(".")[0], "storageMounts")
     if function.enabled or function.request_id:
         yield from request_id_errors(function.request_id, child_path(at, "requestID"))
-    yield from count_errors(function.max_workers, child_path(at, "maxWorkers"), 1, 10_000)
+    ceiling = policy.max_workers_per_function or MAX_WORKERS
+    yield from count_errors(function.max_workers, child_path(at, "maxWorkers"), 1, ceiling)
     yield from count_errors(function.min_available_count, child_path(at, "minAvailableCount"))
     yield from count_errors(function.idle_timeout_seconds, child_path(at, "idleTimeoutSeconds"), 1, 604_800)
     yield from count_errors(function.concurrency, child_path(at, "concurrency"), 1, 1024)
@@ -36,16 +39,23 @@ def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str) -> Field
     if function.worker_of and not matches(NAME_PATTERN, function.worker_of):
         yield FieldError(child_path(at, "workerOf"), f"{function.worker_of!r} is not a valid name of a unit")
     yield from framework_errors(function.framework, child_path(at, "framework"))
-    secrets_at = child_path(at.rpartition(".")[0], "template.secretMounts")
-    mounts = [(f"{mounts_at}[{index}]", each.mount_path) for index, each in enumerate(spec.storage_mounts)]
-    mounts += [(f"{secrets_at}[{index}]", each.mount_path) for index, each in enumerate(spec.template.secret_mounts)]
-    for path, mount_path in mounts:
-        if is_within(function.framework.socket_path, mount_path):
-            text = (
-                f"{mount_path} would hide the framework's socket {function.framework.socket_path};"
-                " change mountPath or socketPath"
-            )
-            yield FieldError(f"{path}.mountPath", text)
+    yield from hidden_socket_errors(function.framework.socket_path, spec, at.rpartition(".")[0])
+
+
+def hidden_socket_errors(socket_path: str, spec: GPUUnitSpec, at: str) -> FieldErrors:
+    """Yield an error for each mount that would hide the socket of the framework. Other functions report a socket path
+    that is too long, and lists of mounts that are too long."""
+    if len(socket_path) > MAX_SOCKET_PATH_BYTES:
+        return
+    paths = {
+        "storageMounts": [each.mount_path for each in spec.storage_mounts[:MAX_MOUNTS]],
+        "template.secretMounts": [each.mount_path for each in spec.template.secret_mounts[:MAX_MOUNTS]],
+    }
+    for field, mount_paths in paths.items():
+        for index, mount_path in enumerate(mount_paths):
+            if is_within(socket_path, mount_path):
+                text = f"{mount_path} would hide the framework's socket {socket_path}; change mountPath or socketPath"
+                yield FieldError(f"{child_path(at, field)}[{index}].mountPath", text)
 
 
 def request_id_errors(request_id: str, at: str) -> FieldErrors:
@@ -59,7 +69,12 @@ def request_id_errors(request_id: str, at: str) -> FieldErrors:
 
 def framework_errors(framework: Framework, at: str) -> FieldErrors:
     socket = framework.socket_path
-    if not socket.startswith("/") or normalize_path(socket) != socket or socket.count("/") < 2:
+    if len(socket.encode(errors="replace")) > MAX_SOCKET_PATH_BYTES:
+        yield FieldError(
+            child_path(at, "socketPath"),
+            f"is longer than Linux allows for a socket; use at most {MAX_SOCKET_PATH_BYTES} bytes",
+        )
+    elif not socket.startswith("/") or normalize_path(socket) != socket or socket.count("/") < 2:
         yield FieldError(
             child_path(at, "socketPath"),
             f"{socket!r} is not an absolute path of a file in a directory; use for example {Framework().socket_path}",
@@ -67,10 +82,5 @@ def framework_errors(framework: Framework, at: str) -> FieldErrors:
     elif any(is_within(socket, kernel) for kernel in KERNEL_PATHS):
         text = f"{socket} belongs to the kernel; use a path outside {', '.join(KERNEL_PATHS)}"
         yield FieldError(child_path(at, "socketPath"), text)
-    elif len(socket.encode()) > MAX_SOCKET_PATH_BYTES:
-        yield FieldError(
-            child_path(at, "socketPath"),
-            f"is longer than Linux allows for a socket; use at most {MAX_SOCKET_PATH_BYTES} bytes",
-        )
     for field, path in (("invokePath", framework.invoke_path), ("healthPath", framework.health_path)):
         yield from http_path_errors(path, child_path(at, field))

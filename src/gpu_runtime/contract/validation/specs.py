@@ -10,14 +10,14 @@ from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.prepared_units import prepared_unit
 from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS
-from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path, first_errors
 from gpu_runtime.contract.validation.lifetimes import lifetime_errors
 from gpu_runtime.contract.validation.mounts import mount_errors
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.contract.validation.probe_fields import probe_errors
 from gpu_runtime.contract.validation.reservations import reservation_errors, shared_memory_errors
 from gpu_runtime.contract.validation.serverless import serverless_errors
-from gpu_runtime.contract.validation.template_and_access import access_errors, template_errors
+from gpu_runtime.contract.validation.template_and_access import access_errors, size_errors, template_errors
 from gpu_runtime.contract.validation.values import bytes_errors, count_errors, image_errors, spec_name_errors
 from gpu_runtime.kube.quantity import Quantity
 
@@ -25,26 +25,26 @@ from gpu_runtime.kube.quantity import Quantity
 def unit_errors(
     spec: GPUUnitSpec, role: UnitRole, path: str = "", policy: PodPolicy = DEFAULT_POD_POLICY
 ) -> tuple[FieldError, ...]:
-    """Return the errors of a unit. For a stock unit, which only reserves resources, image, template and access are not
-    validated."""
+    """Return the first errors of a unit. For a stock unit, which only reserves resources, image, template and access
+    are not validated."""
     errors = _stock_unit_errors(spec, path) if role is UnitRole.STOCK else _active_unit_errors(spec, path, policy)
-    return (*_reservation_errors(spec, path), *errors)
+    return first_errors(_reservation_errors(spec, path), errors)
 
 
 def pool_errors(spec: StockPoolSpec, path: str = "", policy: PodPolicy = DEFAULT_POD_POLICY) -> tuple[FieldError, ...]:
-    return (
-        *_reservation_errors(spec, path),
-        *count_errors(spec.replicas, child_path(path, "replicas")),
-        *(image_errors(spec.image, child_path(path, "image")) if spec.image else ()),
-        *template_errors(spec.template, child_path(path, "template"), policy),
-        *shared_memory_errors(spec, spec.template, path),
-        *mount_errors((), spec.template.secret_mounts, path),
-        *_adoption_errors(spec, path),
+    return first_errors(
+        _reservation_errors(spec, path),
+        count_errors(spec.replicas, child_path(path, "replicas")),
+        image_errors(spec.image, child_path(path, "image")) if spec.image else (),
+        template_errors(spec.template, child_path(path, "template"), policy),
+        shared_memory_errors(spec, spec.template, path),
+        mount_errors((), spec.template.secret_mounts, path),
+        _adoption_errors(spec, path),
     )
 
 
 def storage_errors(spec: GPUStorageSpec, path: str = "") -> tuple[FieldError, ...]:
-    return tuple(_storage_errors(spec, path))
+    return first_errors(_storage_errors(spec, path))
 
 
 def growth_errors(current: str, desired: str) -> FieldErrors:
@@ -68,10 +68,11 @@ def _active_unit_errors(spec: GPUUnitSpec, at: str, policy: PodPolicy) -> FieldE
         yield from access_errors(spec.access, spec.template.ports, child_path(at, "access"))
     if spec.probes:
         yield from probe_errors(spec.probes, spec, child_path(at, "probes"))
+        yield from size_errors(spec.probes, child_path(at, "probes"))
     yield from mount_errors(spec.storage_mounts, spec.template.secret_mounts, at)
     yield from lifetime_errors(spec, at)
     if spec.serverless:
-        yield from serverless_errors(spec.serverless, spec, child_path(at, "serverless"))
+        yield from serverless_errors(spec.serverless, spec, child_path(at, "serverless"), policy)
 
 
 def _adoption_errors(spec: StockPoolSpec, at: str) -> FieldErrors:

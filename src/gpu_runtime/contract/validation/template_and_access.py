@@ -1,21 +1,28 @@
 """Validation of the container template and of the access block: environment variables, ports, primary port."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
 
 from gpu_runtime.contract.crd.gpu_unit import ACCESS_SCHEMES, Access
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.template import (
     ENV_NAME_PATTERN,
     IMAGE_PULL_POLICIES,
     MAX_ENV_NAME_LENGTH,
     MAX_ENV_VALUE_LENGTH,
     MAX_PORT_NAME_LENGTH,
+    MAX_TEMPLATE_BYTES,
     MAX_USER_ID,
     PORT_NAME_PATTERN,
     PORT_PROTOCOLS,
     EnvVar,
     InitCommand,
     Port,
+    SecretMount,
     Template,
+    selects_devices,
 )
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
 from gpu_runtime.contract.validation.pod_policy import PodPolicy
@@ -32,31 +39,47 @@ MAX_PATH_LENGTH = 512
 NUL_TEXT = "contains a NUL character, which Linux does not allow; remove it"
 
 
+def size_errors(part: Template | Probes, at: str) -> FieldErrors:
+    """Check the size of a part of a spec. Several Kubernetes objects of a unit contain this part."""
+    size = len(msgspec.json.encode(part))
+    if size > MAX_TEMPLATE_BYTES:
+        limit = f"use at most {MAX_TEMPLATE_BYTES}, and put large data into the image or a storage"
+        yield FieldError(at, f"has {size} bytes as JSON; {limit}")
+
+
 def template_errors(template: Template, at: str, policy: PodPolicy) -> FieldErrors:
     init = template.init or InitCommand()
+    yield from size_errors(template, at)
     yield from args_errors(template.command, child_path(at, "command"))
     yield from args_errors(template.args, child_path(at, "args"))
     yield from args_errors(init.command, child_path(at, "init.command"))
     yield from args_errors(init.args, child_path(at, "init.args"))
-    for field, items, maximum in (
-        ("envs", template.envs, 256),
-        ("ports", template.ports, 32),
-        ("imagePullSecrets", template.image_pull_secrets, 8),
-        ("secretMounts", template.secret_mounts, 16),
-    ):
-        if len(items) > maximum:
-            yield FieldError(child_path(at, field), f"has {len(items)} items; use at most {maximum}")
-    yield from env_errors(template.envs, child_path(at, "envs"))
-    yield from port_errors(template.ports, child_path(at, "ports"))
+    yield from _list_errors(template, at)
     yield from container_errors(template, at)
-    yield from secret_errors(template, at)
     yield from pod_policy_errors(template, policy, at)
+
+
+def _list_errors(template: Template, at: str) -> FieldErrors:
+    """Yield the errors of the lists of structs and names. The items of a list that is too long are not examined."""
+    lists: tuple[tuple[str, Sequence[Any], int, Callable[[Any, str], FieldErrors]], ...] = (
+        ("envs", template.envs, 256, env_errors),
+        ("ports", template.ports, 32, port_errors),
+        ("imagePullSecrets", template.image_pull_secrets, 8, pull_secret_errors),
+        ("secretMounts", template.secret_mounts, 16, secret_mount_errors),
+    )
+    for field, items, maximum, item_errors in lists:
+        path = child_path(at, field)
+        if len(items) > maximum:
+            yield FieldError(path, f"has {len(items)} items; use at most {maximum}")
+        else:
+            yield from item_errors(items, path)
 
 
 def args_errors(args: Sequence[str], at: str) -> FieldErrors:
     """Yield the errors of a command or of its arguments."""
     if len(args) > MAX_ARGS:
         yield FieldError(at, f"has {len(args)} items; use at most {MAX_ARGS}")
+        return
     for index, arg in enumerate(args):
         if "\0" in arg:
             yield FieldError(f"{at}[{index}]", NUL_TEXT)
@@ -74,6 +97,9 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
             )
         elif len(env.name) > MAX_ENV_NAME_LENGTH:
             yield FieldError(path, f"has {len(env.name)} characters; use at most {MAX_ENV_NAME_LENGTH}")
+        elif selects_devices(env.name):
+            text = f"{env.name} selects devices, but the platform selects them; remove the variable, and set gpu"
+            yield FieldError(path, text)
         elif env.name in seen:
             yield FieldError(path, f"{env.name} is already set by {at}[{seen[env.name]}]; remove one of them")
         if env.value_from is not None:
@@ -111,11 +137,14 @@ def container_errors(template: Template, at: str) -> FieldErrors:
         yield FieldError(child_path(at, "imagePullPolicy"), text)
 
 
-def secret_errors(template: Template, at: str) -> FieldErrors:
-    for index, name in enumerate(template.image_pull_secrets):
-        yield from secret_name_errors(name, f"{child_path(at, 'imagePullSecrets')}[{index}]")
-    for index, mount in enumerate(template.secret_mounts):
-        yield from secret_name_errors(mount.name, f"{child_path(at, 'secretMounts')}[{index}].name")
+def pull_secret_errors(names: Iterable[str], at: str) -> FieldErrors:
+    for index, name in enumerate(names):
+        yield from secret_name_errors(name, f"{at}[{index}]")
+
+
+def secret_mount_errors(mounts: Iterable[SecretMount], at: str) -> FieldErrors:
+    for index, mount in enumerate(mounts):
+        yield from secret_name_errors(mount.name, f"{at}[{index}].name")
 
 
 def pod_policy_errors(template: Template, policy: PodPolicy, at: str) -> FieldErrors:

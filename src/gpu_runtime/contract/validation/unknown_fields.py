@@ -1,7 +1,7 @@
 """Finds unknown and missing fields of a document, at any depth, by comparison with the msgspec model.
 
-The decoder of msgspec ignores unknown fields and stops at the first missing field. These functions report all of them
-at once, with their paths in the document.
+The decoder of msgspec ignores unknown fields and stops at the first missing field. These functions find all of them,
+with their paths in the document. They are generators, so that the caller decides how many it reads.
 """
 
 import difflib
@@ -16,6 +16,9 @@ from msgspec import Struct
 from gpu_runtime.contract.model_schema import JSONSchema, object_schema, type_schema
 from gpu_runtime.contract.validation.field_error import child_path
 
+MAX_SUGGESTED_CHARACTERS = 64
+"""Maximum length of an unknown field for which the nearest known field is searched. No field name is that long."""
+
 Document: TypeAlias = Any
 """The result of a JSON or YAML decoder: mappings, lists and scalars."""
 
@@ -29,6 +32,11 @@ class UnknownField:
     @property
     def hint(self) -> str:
         return suggest_field(self.key, self.allowed)
+
+
+@dataclass(frozen=True)
+class MissingField:
+    path: str
 
 
 @dataclass(frozen=True)
@@ -61,17 +69,17 @@ def _matches_shape(document: Document, shape: ModelShape) -> bool:
 
 
 def unknown_fields(document: Document, model: type[Struct]) -> Iterator[UnknownField]:
+    return (each for each in mismatched_fields(document, model) if isinstance(each, UnknownField))
+
+
+def mismatched_fields(document: Document, model: type[Struct]) -> Iterator[UnknownField | MissingField]:
+    """Yield the unknown fields and the missing required fields of each part of the document, in one walk."""
     for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in part:
             if key not in shape.fields:
                 yield UnknownField(child_path(path, str(key)), str(key), tuple(shape.fields))
-
-
-def missing_fields(document: Document, model: type[Struct]) -> Iterator[str]:
-    """Yield the paths of required fields that the document lacks."""
-    for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in sorted(shape.required - part.keys(), key=tuple(shape.fields).index):
-            yield child_path(path, key)
+            yield MissingField(child_path(path, key))
 
 
 def value_at(document: Document, path: str) -> Any:
@@ -88,7 +96,8 @@ def value_at(document: Document, path: str) -> Any:
 
 def suggest_field(key: str, allowed: tuple[str, ...]) -> str:
     by_lower = {each.lower(): each for each in allowed}
-    nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
+    is_typo = len(key) <= MAX_SUGGESTED_CHARACTERS
+    nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6) if is_typo else []
     if nearest:
         return f"did you mean {by_lower[nearest[0]]}?"
     return f"use one of {', '.join(sorted(allowed))}" if allowed else "none is allowed here"
@@ -119,7 +128,8 @@ def _walk_structs(document: Document, shape: ModelShape, path: str) -> Iterator[
                 yield from _walk_structs(value, inner, child_path(path, str(key)))
     elif isinstance(document, list) and shape.element is not None:
         for index, value in enumerate(document):
-            yield from _walk_structs(value, shape.element, f"{path}[{index}]")
+            if isinstance(value, dict | list):
+                yield from _walk_structs(value, shape.element, f"{path}[{index}]")
 
 
 def _schema(model: type[Struct]) -> JSONSchema:

@@ -12,7 +12,12 @@ from gpu_runtime.contract.crd.template import (
     SECRET_NAME_PATTERN,
     SECRET_NAME_PREFIX,
 )
-from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH, NAME_PATTERN, SPEC_NAME_PATTERN
+from gpu_runtime.contract.crd.well_known import (
+    MAX_NAME_LENGTH,
+    NAME_PATTERN,
+    RESERVED_OPERATION_ID_PREFIX,
+    SPEC_NAME_PATTERN,
+)
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.kube.quantity import Quantity
 
@@ -64,6 +69,8 @@ def operation_id_errors(operation_id: str, at: str = "operationID") -> FieldErro
         yield FieldError(at, f"has {len(operation_id)} characters; use at most {MAX_OPERATION_ID_LENGTH}")
     elif not operation_id.isprintable() or operation_id != operation_id.strip():
         yield FieldError(at, "has control characters, or whitespace at the start or end; remove these characters")
+    elif operation_id.startswith(RESERVED_OPERATION_ID_PREFIX):
+        yield FieldError(at, f"begins with {RESERVED_OPERATION_ID_PREFIX}, which only the platform uses; remove it")
 
 
 def secret_name_errors(name: str, at: str) -> FieldErrors:
@@ -85,10 +92,10 @@ def secret_key_errors(key: str, at: str) -> FieldErrors:
 
 
 def http_path_errors(path: str, at: str) -> FieldErrors:
-    if not path.startswith("/") or not path.isprintable() or any(map(str.isspace, path)):
-        yield FieldError(at, f"{path!r} is not an HTTP path; begin with '/', and use no spaces or control characters")
-    elif len(path) > MAX_HTTP_PATH_LENGTH:
+    if len(path) > MAX_HTTP_PATH_LENGTH:
         yield FieldError(at, f"has {len(path)} characters; use at most {MAX_HTTP_PATH_LENGTH}")
+    elif not path.startswith("/") or not path.isprintable() or any(map(str.isspace, path)):
+        yield FieldError(at, f"{path!r} is not an HTTP path; begin with '/', and use no spaces or control characters")
 
 
 def image_errors(image: str, at: str) -> FieldErrors:

@@ -28,7 +28,7 @@ from gpu_runtime.contract.messages.result import ResultState
 DEADLINE = datetime(2026, 1, 1, tzinfo=UTC)
 EARLY, LATE = DEADLINE - timedelta(seconds=1), DEADLINE + timedelta(minutes=1)
 QUEUED = InvocationRecord(
-    request_hash="h", serverless_request_id="f", enqueued_at=EARLY, deadline=DEADLINE, updated_at=EARLY
+    request_hash="h", serverless_request_id="f", function_id="f", enqueued_at=EARLY, deadline=DEADLINE, updated_at=EARLY
 )
 DISPATCHED = msgspec.structs.replace(QUEUED, state=RecordState.DISPATCHED)
 RUNNING = msgspec.structs.replace(QUEUED, state=RecordState.RUNNING, worker="w-1", attempts=1)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import Rejected, TooLarge
-from gpu_runtime.contract.messages.dead_letter import UNKNOWN_REQUEST_ID, DeadLetter, DeadLetterBuilder
+from gpu_runtime.contract.messages.dead_letter import UNKNOWN_ID, DeadLetter, DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
@@ -15,6 +15,7 @@ from gpu_runtime.contract.messages.invocation_messages import dead_lettered_resu
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
 )
+from gpu_runtime.contract.messages.invocation_ticket import worker_message_id
 from gpu_runtime.contract.messages.limits import (
     MAX_METADATA_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -37,6 +38,7 @@ def invocation(**changes: Any) -> Invocation:
     defaults: dict[str, Any] = {
         "invocation_id": "i-1",
         "serverless_request_id": "doubling",
+        "function_id": "doubling",
         "body": b'{"n": 1, "m": [1, 2]}',
         "enqueued_at": NOW,
         "timeout_seconds": 60,
@@ -56,6 +58,7 @@ MESSAGES: dict[str, Message] = {
         Result(
             invocation_id="i-1",
             serverless_request_id="doubling",
+            function_id="doubling",
             state=ResultState.SUCCEEDED,
             timings=Timings(enqueued_at=NOW, finished_at=LATER),
         ),
@@ -63,10 +66,17 @@ MESSAGES: dict[str, Message] = {
         b"\x89PNG",
     ),
     "failed result": dead_lettered_result(invocation(), BROKEN, LATER),
-    "event": WorkerEvent(kind=WorkerEventKind.STARTED, serverless_request_id="doubling", unit="w", sent_at=NOW),
-    "dead letter": DeadLetterBuilder(Subjects(), Stream.DISPATCH).build(delivery(bytes(range(256))), BROKEN, LATER),
+    "event": WorkerEvent(kind=WorkerEventKind.STARTED, function_id="doubling", unit="w", sent_at=NOW),
+    "dead letter": DeadLetterBuilder(Subjects(), Stream.DISPATCH, worker_message_id).build(
+        delivery(bytes(range(256))), BROKEN, LATER
+    ),
     "record": InvocationRecord(
-        request_hash="h", serverless_request_id="doubling", enqueued_at=NOW, deadline=LATER, updated_at=NOW
+        request_hash="h",
+        serverless_request_id="doubling",
+        function_id="doubling",
+        enqueued_at=NOW,
+        deadline=LATER,
+        updated_at=NOW,
     ),
 }
 
@@ -131,6 +141,7 @@ def test_timestamps_are_utc_with_milliseconds() -> None:
 
 SAME: dict[str, dict[str, Any]] = {
     "another id": {"invocation_id": "i-2"},
+    "the same function after it was created again": {"function_id": "tripling"},
     "another time": {"enqueued_at": LATER},
     "another mode": {"mode": "sync", "reply_to": "_INBOX.y"},
     "another order of names, other whitespace": {"body": b'{"m":[1,2],"n":1}'},
@@ -201,7 +212,7 @@ def test_largest_invocation_and_its_dead_letter_fit_into_a_message(meta: dict[st
     largest = invocation(body=b"x" * MAX_PAYLOAD_BYTES, headers=meta, attributes=meta, invocation_id="i" * 128)
     data = encode(Dispatch(invocation=largest, deadline=LATER, dispatched_at=NOW))
     failure = Failure(failure_class=FailureClass.INTERNAL, message="x" * 10_000)
-    letter = DeadLetterBuilder(Subjects(), Stream.DISPATCH).build(delivery(data), failure, LATER)
+    letter = DeadLetterBuilder(Subjects(), Stream.DISPATCH, worker_message_id).build(delivery(data), failure, LATER)
     assert len(encode(letter)) + 200 < 1024 * 1024
 
 
@@ -219,9 +230,9 @@ def test_long_reason_is_truncated_with_an_ellipsis() -> None:
 
 
 def test_dead_letter_contains_the_original_and_is_deterministic() -> None:
-    letters = DeadLetterBuilder(Subjects(), Stream.DISPATCH)
-    letter = letters.build(delivery(b"\xff\x00"), BROKEN, LATER, "i-1")
-    sent, again = letters.to_outgoing(letter), letters.to_outgoing(letters.build(delivery(b"\xff\x00"), BROKEN, NOW))
+    letters = DeadLetterBuilder(Subjects(), Stream.DISPATCH, worker_message_id)
+    sent = letters.message(delivery(b"\xff\x00"), BROKEN, LATER, invocation())
+    again = letters.message(delivery(b"\xff\x00"), BROKEN, NOW)
     assert sent.subject == "runtime.serverless.dlq.dispatch.doubling"
     assert sent.message_id == again.message_id
     decoded = decode(sent.data, DeadLetter)
@@ -234,9 +245,9 @@ def test_dead_letter_contains_the_original_and_is_deterministic() -> None:
 
 
 def test_dead_letter_of_an_invalid_subject_uses_the_unknown_token() -> None:
-    letters = DeadLetterBuilder(Subjects(), Stream.INVOKE)
-    letter = letters.build(delivery(subject="runtime.serverless.invoke.Strange"), BROKEN, LATER)
-    assert letters.to_outgoing(letter).subject == f"runtime.serverless.dlq.invoke.{UNKNOWN_REQUEST_ID}"
+    letters = DeadLetterBuilder(Subjects(), Stream.INVOKE, worker_message_id)
+    letter = letters.message(delivery(subject="runtime.serverless.invoke.Strange"), BROKEN, LATER)
+    assert letter.subject == f"runtime.serverless.dlq.invoke.{UNKNOWN_ID}"
 
 
 def record(**changes: Any) -> InvocationRecord:

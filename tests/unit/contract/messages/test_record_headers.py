@@ -16,7 +16,13 @@ from gpu_runtime.contract.messages.invocation_record import (
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 RECORD_AT_REVISION = RecordAtRevision(
     InvocationRecord(
-        request_hash="abc", serverless_request_id="thumbs", enqueued_at=NOW, deadline=NOW, updated_at=NOW, worker="w"
+        request_hash="abc",
+        serverless_request_id="thumbs",
+        function_id="thumbs",
+        enqueued_at=NOW,
+        deadline=NOW,
+        updated_at=NOW,
+        worker="w",
     ),
     revision=42,
 )
