@@ -203,6 +203,10 @@ class KubeClient:
         except ValueError as error:
             raise KubeDecodeError(f"the API server sent the date {date!r}") from error
 
+    async def read_path(self, path: str) -> bytes:
+        """Return the document at a path that belongs to no resource, for example /openid/v1/jwks."""
+        return await self._read(path)
+
     async def _read(self, target: str) -> bytes:
         request = KubeRequest(
             "GET", target, idempotent=True, timeout=self._timeout, bypass_connection_limit=self._bypass_connection_limit

@@ -21,10 +21,14 @@ from gpu_runtime.kube.errors import KubeError, KubeNotFound
 from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
+from gpu_runtime.printable_text import printable
 
 T = TypeVar("T", bound=KubeObject)
 EventType = Literal["Normal", "Warning"]
 logger = logging.getLogger(__name__)
+WRITE_DELAY_SECONDS = 1.0
+"""How long the recorder waits before it writes new Events. Repetitions within this time become one write. The writes do
+not compete with the work that the Events report, for example with the start of a pod."""
 _MAX_NOTE_BYTES = 1024
 _EVENT_RETRY_POLICY = RetryPolicy(max_attempts=2)
 
@@ -41,7 +45,9 @@ class EventLimits:
     refill_interval: float = 60.0
     """Seconds after which the recorder accepts one more new Event about the object."""
     update_interval: float = 5.0
-    """Minimum seconds between two writes of the count of one Event."""
+    """Minimum seconds between the first two writes of one Event. The interval doubles with each further write."""
+    max_update_interval: float = 300.0
+    """Maximum of the seconds between two writes of one Event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,7 @@ class EventRecord:
     count: int = 1
     created: bool = False
     next_write_at: float = 0.0
+    write_count: int = 0
 
 
 @dataclass
@@ -105,7 +112,9 @@ class EventCorrelator:
         due = [(identity, record) for identity, record in self.pending.items() if record.next_write_at <= now]
         for identity, record in due:
             del self.pending[identity]
-            record.next_write_at = now + self.limits.update_interval
+            interval = self.limits.update_interval * 2 ** min(record.write_count, 10)
+            record.next_write_at = now + min(interval, self.limits.max_update_interval)
+            record.write_count += 1
         return due
 
     def _take_token(self, uid: str, now: float) -> bool:
@@ -147,10 +156,10 @@ class EventRecorder:
         """Write recorded Events until cancelled."""
         while True:
             await self._has_pending.wait()
+            await asyncio.sleep(WRITE_DELAY_SECONDS)
             await self._flush(self._clock())
             if not self._correlator.pending:
                 self._has_pending.clear()
-            await asyncio.sleep(1.0)  # repetitions within this second become one write
 
     async def flush_all(self, timeout: float) -> None:  # noqa: ASYNC109
         """Write all pending Events, even if they are not due.
@@ -226,6 +235,7 @@ def _micro_time(time: datetime.datetime) -> str:
 def _truncate_note(note: str) -> str:
     """Cut the note at the length limit of the API server, but not within a character."""
 
+    note = printable(note)
     encoded = note.encode()
     if len(encoded) <= _MAX_NOTE_BYTES:
         return note

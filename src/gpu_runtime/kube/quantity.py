@@ -16,6 +16,9 @@ _QUANTITY_PATTERN = re.compile(
     r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:(?P<suffix>[KMGTPE]i|[numkMGTPE]|)|[eE](?P<exponent>[+-]?[0-9]+))",
     re.ASCII,
 )
+_MAX_LENGTH = 64
+"""Longer than every quantity that Kubernetes writes. The time that the pattern takes grows with the square of the
+length."""
 _MAX_EXPONENT = 100
 """Larger than the exponent of every quantity that Kubernetes can represent. Without a limit, the value of a text of a
 few characters could use all memory."""
@@ -79,7 +82,7 @@ def canonical_quantity(text: str) -> str:
 
 @lru_cache(maxsize=1024)  # a cluster uses few different amounts, and every reconciliation parses them again
 def _parse(text: str) -> Fraction:
-    match = _QUANTITY_PATTERN.fullmatch(text)
+    match = _QUANTITY_PATTERN.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
         raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix, such as 500m or 16Gi")
     number, suffix, exponent = Fraction(match["number"]), match["suffix"], match["exponent"]

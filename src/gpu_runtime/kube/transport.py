@@ -40,6 +40,8 @@ _NOT_SENT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError
 _CEIL_THRESHOLD_SECONDS = 3600.0
 """aiohttp rounds timeouts above this threshold up to whole seconds. The remaining time of a leader must not be rounded
 up, so the threshold is longer than every timeout here."""
+_ACCEPTED_TYPES = "application/json, application/jwk-set+json;q=0.9"
+"""The second type is the one of the public keys of the cluster."""
 _NO_RESPONSE = "<error>"
 """The label `code` of rest_client_requests_total for a request without a response."""
 
@@ -88,7 +90,7 @@ class Transport:
         # Request uncompressed responses: within a cluster, decompression costs more than the transfer of the additional
         # bytes.
         self._headers = CIMultiDict(
-            {hdrs.USER_AGENT: user_agent, hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"}
+            {hdrs.USER_AGENT: user_agent, hdrs.ACCEPT: _ACCEPTED_TYPES, hdrs.ACCEPT_ENCODING: "identity"}
         )
         self._auth: _RequestAuth | None = None
         self._host = urlsplit(config.server).netloc.rpartition("@")[2] or "none"

@@ -33,6 +33,15 @@ def test_series_updates_are_rate_limited() -> None:
     assert len(correlator.pop_due(5.0)) == 1
 
 
+def test_event_that_repeats_all_the_time_is_written_less_and_less() -> None:
+    correlator = EventCorrelator(EventLimits(update_interval=5.0, max_update_interval=300.0))
+    writes = 0
+    for second in range(3600):
+        correlator.observe(event_identity(), float(second), WALL)
+        writes += len(correlator.pop_due(float(second)))
+    assert writes <= 19
+
+
 def test_repeated_event_after_the_series_timeout_is_new() -> None:
     correlator = EventCorrelator(EventLimits(series_timeout=360.0))
     correlator.observe(event_identity(), 0.0, WALL)
