@@ -1,7 +1,6 @@
 """An inbox that passes each reply to the future that waits for it. One subscription serves any number of requests."""
 
 import asyncio
-import itertools
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,9 @@ from dataclasses import dataclass
 from nats.aio.msg import Msg
 
 from gpu_runtime.jetstream.errors import NatsUnreachable
+
+TOKEN_BYTES = 16
+"""Random bytes in the last part of a subject."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Inbox:
 
     def __init__(self) -> None:
         self._prefix = f"_INBOX.{secrets.token_hex(11)}"
-        self._sequence = itertools.count()
         self._pending: dict[str, asyncio.Future[Msg]] = {}
 
     @property
@@ -48,7 +49,8 @@ class Inbox:
     @contextmanager
     def expect(self) -> Iterator[PendingReply]:
         """Expect one reply during the block."""
-        subject = f"{self._prefix}.{next(self._sequence)}"
+        # Random, so that a process that gets one of the subjects cannot guess the next one and reply to it.
+        subject = f"{self._prefix}.{secrets.token_hex(TOKEN_BYTES)}"
         reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._pending[subject] = reply
         try:

@@ -34,7 +34,7 @@ from gpu_runtime.jetstream.delivery import (
 )
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.publisher import MESSAGE_ID_HEADER
-from gpu_runtime.jetstream.puller import Puller, PullOptions
+from gpu_runtime.jetstream.puller import Puller, PullLimits, PullOptions
 from gpu_runtime.jetstream.stream_config import nanoseconds
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 
@@ -52,6 +52,8 @@ ACK, NAK, TERM, IN_PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 class ConsumeOptions:
     max_in_flight: int = 16
     """Maximum number of messages that are handled concurrently."""
+    max_bytes_in_flight: int | None = None
+    """Maximum size of all messages that are handled concurrently. None: no limit."""
     max_deliveries: int | None = 5
     """Number of deliveries after which the consumer dead-letters a message. None: no limit."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=1.0, max_seconds=60.0))
@@ -110,7 +112,11 @@ class PullConsumer:
         them.
         """
         self._puller = Puller(
-            self._connection, self._spec, self.options.max_in_flight, self._on_message, self.options.pull_options
+            self._connection,
+            self._spec,
+            PullLimits(self.options.max_in_flight, self.options.max_bytes_in_flight),
+            self._on_message,
+            self.options.pull_options,
         )
         self._puller.set_paused(self._paused)
         self._stopping = stopping
@@ -143,7 +149,7 @@ class PullConsumer:
             self._tasks.create_task(self._send_ack(message.reply, NAK))
         else:
             self._in_flight[delivery.message_key] = started = _InFlightDelivery(delivery, message.reply)
-            self._puller.adjust_in_flight(1)
+            self._puller.adjust_in_flight(1, len(delivery.data))
             self._tasks.create_task(self._handle(started, self._puller))
 
     async def _handle(self, running: _InFlightDelivery, puller: Puller) -> None:
@@ -159,7 +165,7 @@ class PullConsumer:
             raise
         finally:
             del self._in_flight[delivery.message_key]
-            puller.adjust_in_flight(-1)
+            puller.adjust_in_flight(-1, -len(delivery.data))
             if not self._in_flight:
                 self._idle.set()
 

@@ -1,5 +1,10 @@
 """Sends pull requests for a consumer. It never requests more messages than the process has free capacity for.
 
+The capacity has a maximum number of messages and a maximum number of bytes. The size of a message that has not arrived
+yet is unknown, so the puller counts each requested message with the maximum size of a message. When a message has
+arrived, the puller counts its real size. So a process can handle many small messages concurrently, but only a few large
+ones.
+
 A pull request stays open on the server until it is filled or expires, so messages arrive without polling. Because open
 requests never exceed the free capacity, the server delivers a message only to a process that can start it immediately.
 The server sends heartbeats for open requests. If the heartbeats stop, the puller assumes that the server has lost the
@@ -42,23 +47,43 @@ class PullOptions:
         return 2.5 * self.heartbeat
 
 
+@dataclass(frozen=True)
+class PullLimits:
+    """How many messages the process handles concurrently."""
+
+    max_in_flight: int
+    max_bytes_in_flight: int | None = None
+    """Maximum size of all messages that are handled concurrently. None: no limit."""
+    max_message_bytes: int = 1024 * 1024
+    """Maximum size of one message. The default is the maximum of the NATS server."""
+
+    def capacity(self, in_flight: int, bytes_in_flight: int) -> int:
+        """Return how many messages can be in progress, with those that are in progress now."""
+        if self.max_bytes_in_flight is None:
+            return self.max_in_flight
+        additional = max(0, self.max_bytes_in_flight - bytes_in_flight) // self.max_message_bytes
+        # A single message always fits, so that a low limit cannot stop the consumer.
+        return max(1, min(self.max_in_flight, in_flight + additional))
+
+
 class Puller:
     def __init__(
         self,
         connection: NatsConnection,
         spec: ConsumerSpec,
-        max_in_flight: int,
+        limits: PullLimits,
         callback: MessageCallback,
         options: PullOptions | None = None,
     ) -> None:
         self.problem: str | None = None
         """Why messages cannot be pulled. None if pulling works, even if the stream is empty."""
-        self._connection, self._spec, self._max_in_flight, self._callback = connection, spec, max_in_flight, callback
+        self._connection, self._spec, self._limits, self._callback = connection, spec, limits, callback
         self._options = options or PullOptions()
         self._inbox_subject = f"_INBOX.{secrets.token_hex(11)}"
         self._subscription: Subscription | None = None
         self._requested = 0
         self._in_flight = 0
+        self._bytes_in_flight = 0
         self._last_received = 0.0
         self._pulls_valid = False
         self._paused = False
@@ -66,9 +91,10 @@ class Puller:
         self._backoff = Backoff(initial_seconds=0.1, max_seconds=5.0)
         self._log_fields = {"stream": spec.stream, "consumer": spec.name}
 
-    def adjust_in_flight(self, change: int) -> None:
-        """Change the number of messages in progress. A lower number frees capacity for new pull requests."""
+    def adjust_in_flight(self, change: int, byte_change: int) -> None:
+        """Change the number and the bytes of messages in progress. Lower numbers free capacity for pull requests."""
         self._in_flight += change
+        self._bytes_in_flight += byte_change
         if change < 0:
             self._wake.set()
 
@@ -104,7 +130,8 @@ class Puller:
         if self._connection.connected:
             if not self._pulls_valid:
                 await self._resubscribe()
-            batch_size = pull_batch_size(self._max_in_flight, self._in_flight, self._requested)
+            capacity = self._limits.capacity(self._in_flight, self._bytes_in_flight)
+            batch_size = pull_batch_size(capacity, self._in_flight, self._requested)
             if batch_size and not self._paused:
                 await self._request_batch(batch_size)
         await self._wait_for_event()
@@ -194,11 +221,11 @@ class Puller:
             await self._connection.unsubscribe(subscription)
 
 
-def pull_batch_size(max_in_flight: int, in_flight: int, requested: int) -> int:
+def pull_batch_size(capacity: int, in_flight: int, requested: int) -> int:
     """Return how many messages to request now.
 
     While pull requests are open, the result is 0 until half of the capacity is free and not requested. With one pull
     request per message, each message would cost twice as much.
     """
-    free = max_in_flight - in_flight - requested
-    return free if free >= max(1, max_in_flight // 2) or (requested <= 0 and free > 0) else 0
+    free = capacity - in_flight - requested
+    return free if free >= max(1, capacity // 2) or (requested <= 0 and free > 0) else 0

@@ -109,6 +109,12 @@ async def messages_by_subject(connection: NatsConnection, stream: str, pattern: 
     return (await stream_info(connection, stream, pattern)).messages_by_subject
 
 
+async def stream_bytes(connection: NatsConnection, stream: str) -> int:
+    """Return the size of all messages of a stream in bytes."""
+    size: int = (await api_request(connection, f"STREAM.INFO.{stream}"))["state"]["bytes"]
+    return size
+
+
 async def stream_info(connection: NatsConnection, stream: str, pattern: str) -> StreamInfo:
     """Return the creation time of a stream, and its message counts for the subjects that match the pattern.
 

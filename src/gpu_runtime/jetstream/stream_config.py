@@ -57,7 +57,7 @@ def bucket_config(spec: BucketSpec) -> Config:
         "storage": spec.storage,
         "num_replicas": spec.replicas,
         "max_age": nanoseconds(spec.ttl_seconds),
-        "max_bytes": -1,
+        "max_bytes": _limit(spec.max_bytes),
         "max_msg_size": _limit(spec.max_value_bytes),
         "max_msgs_per_subject": 1,
         "duplicate_window": _duplicate_window(spec.ttl_seconds),

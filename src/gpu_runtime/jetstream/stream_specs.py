@@ -62,6 +62,8 @@ class BucketSpec:
     storage: StorageType = "file"
     replicas: int = 1
     max_value_bytes: int | None = None
+    max_bytes: int | None = None
+    """Maximum size of all values. A full bucket rejects writes that make it larger."""
     republish_to: str = ""
     """The server republishes each stored change on `<republish_to>.<key>`. Watches subscribe to that subject."""
 
