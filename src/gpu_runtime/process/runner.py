@@ -72,18 +72,23 @@ async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[None]], shu
             for each in STOP_SIGNALS:
                 loop.add_signal_handler(each, stop, each)
             await work(stopping)
-    except RuntimeFault as fault:
-        logger.critical("process failed and will exit", extra={"error": str(fault), "code": fault.code})
-        return EXIT_FAILED
-    except Exception:
-        if limit.expired():
+    except Exception as error:
+        if (fault := only_fault(error)) is not None:
+            logger.critical("process failed and will exit", extra={"error": str(fault), "code": fault.code})
+        elif limit.expired():
             # no traceback: it would only show the timeout
             logger.error("graceful shutdown was not completed; the process has cancelled unfinished work and will exit")  # noqa: TRY400
         else:
             logger.critical("process raised an unexpected exception and will exit", exc_info=True)
         return EXIT_FAILED
-
     finally:
         for each in STOP_SIGNALS:
             loop.remove_signal_handler(each)
     return EXIT_OK
+
+
+def only_fault(error: BaseException) -> RuntimeFault | None:
+    """Return the fault that ended the work. A task group wraps it, even if no other task has failed."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, RuntimeFault) else None

@@ -51,7 +51,11 @@ def parse_settings(text: str, model: type[S]) -> S:
         raise InvalidSettings(f"not YAML: {_yaml_error_location(error)}") from error
     except RecursionError as error:
         raise InvalidSettings("not YAML: the document is nested too deeply") from error
-    document = {} if document is None else document
+    return convert_settings({} if document is None else document, model)
+
+
+def convert_settings(document: Any, model: type[S]) -> S:
+    """Convert a parsed document to settings. Raises InvalidSettings."""
     if unknown := [f"{each.path} is not a setting; {each.hint}" for each in unknown_fields(document, model)]:
         raise InvalidSettings("; ".join(unknown))
     try:

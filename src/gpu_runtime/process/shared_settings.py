@@ -47,6 +47,9 @@ class BindAddressSettings(BaseSettings, frozen=True, kw_only=True):
         return int(self.bind_address.rpartition(":")[2])
 
 
+WorkerCeiling = Annotated[int, Meta(ge=1, le=10_000)]
+
+
 class PodPolicySettings(BaseSettings, frozen=True, kw_only=True):
     require_non_root: bool = False
     """Whether users' containers must run as a non-root user. If true, template.runAsUser must not be 0, and the kubelet
@@ -130,8 +133,9 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     with 429."""
 
     max_stream_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
-    """Maximum size in bytes of each of the streams INVOKE, DISPATCH and RESULT, for all functions together. A full
-    stream rejects new messages."""
+    """Maximum size in bytes of each of the streams DISPATCH and RESULT, for all functions together. The stream INVOKE
+    has half of this size. A full stream rejects new messages. The messages of one function can use at most a fifth of
+    the size of DISPATCH. If a function has used its share, the API rejects its invocations with 429."""
 
     max_payload_bytes: Annotated[int, Meta(ge=1024, le=MAX_PAYLOAD_BYTES)] = MAX_PAYLOAD_BYTES
     """Maximum size in bytes of the payload of an invocation. The sidecar and the result store truncate a longer body of
@@ -141,12 +145,22 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     """Time in seconds for which NATS retains the record of an invocation after the last change of the record. During
     this time, another request with the same invocationID refers to the same invocation."""
 
+    max_record_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
+    """Maximum size in bytes of all records of invocations. A record has about 500 bytes. When the records use 90 % of
+    this size, the API rejects new invocations with 429. The rest is for the records of accepted invocations. NATS
+    reserves this size and the sizes of the streams on its disk."""
+
     dead_letter_retention_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 7 * 86400
     """Time in seconds for which NATS retains a dead letter."""
 
     max_dead_letter_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024**3
     """Maximum size in bytes of all dead letters together. Above this size, JetStream deletes the oldest dead
     letters."""
+
+    max_dead_letters_per_function: Annotated[int, Meta(ge=1, le=1_000_000)] = 200
+    """Maximum number of dead letters of one function for each source stream. Above this number, JetStream deletes the
+    oldest dead letters of this function. A dead letter has at most 1 MiB. Choose the number so that one function cannot
+    use all of maxDeadLetterBytes."""
 
     invoke_ack_wait_seconds: PositiveSeconds = INVOKE_ACK_WAIT_SECONDS
     """Ack wait of the INVOKE stream, in seconds. If an activator does not acknowledge an invocation within this time,
@@ -216,6 +230,14 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
             raise ValueError("passwordFile is set without user; set user, or remove passwordFile")
         if self.tls.key_file and not self.tls.cert_file:
             raise ValueError("tls.keyFile is set without tls.certFile; set tls.certFile, or remove tls.keyFile")
+
+
+class TicketSettings(BaseSettings, frozen=True, kw_only=True):
+    key_file: Annotated[str, Meta(min_length=1)] = "/etc/gpu-runtime-tickets/keys"
+    """Path of the file with the keys of invocation tickets. Each line is a key of at least 32 bytes in hexadecimal
+    digits, for example the output of openssl rand -hex 32. The file has one key or, during a rotation, two keys. The
+    process signs with the first key and accepts tickets of both keys. The process reads the file again when the file
+    changes. The runtime API, the activator and the result store must have the same keys."""
 
 
 class ProcessSettings(BaseSettings, frozen=True, kw_only=True):

@@ -61,6 +61,17 @@ async def test_fault_is_logged_in_one_line_and_a_bug_with_traceback(caplog: pyte
     assert bug.exc_info
 
 
+async def test_fault_in_a_task_group_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def faulty(_stopping: asyncio.Event) -> None:
+        async with asyncio.TaskGroup(), asyncio.TaskGroup():
+            raise Unavailable("Kubernetes is away")
+
+    assert await run_until_signal(faulty, shutdown_timeout=1) == EXIT_FAILED
+    [fault] = caplog.records
+    assert (fault.getMessage(), fault.exc_info) == ("process failed and will exit", None)
+    assert fault.__dict__["error"] == "Kubernetes is away"
+
+
 def test_invalid_settings_exit_before_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def never(_settings: ControllerManagerSettings, _stopping: asyncio.Event) -> None:
         raise AssertionError
