@@ -29,6 +29,7 @@ from gpu_runtime.contract.messages.invocation_record import (
     decode_record,
     step,
 )
+from gpu_runtime.contract.messages.invocation_ticket import InvocationTicket
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, encode
 from gpu_runtime.jetstream.delivery import NakDelivery
 from gpu_runtime.jetstream.errors import WrongLastSequence
@@ -58,6 +59,10 @@ class RecordUnreadable(Unavailable):
 
 class RecordMissing(Exception):
     """The record does not exist, and the process has no message from which it could create the record."""
+
+
+class RecordReplaced(RecordMissing):
+    """The record has expired, and another invocation has the same ID now."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +112,14 @@ class InvocationRecordStore:
         event: RecordEvent,
         known: RecordAtRevision | None,
         restore: Callable[[], InvocationRecord] | None = None,
+        ticket: InvocationTicket | None = None,
     ) -> Applied | Refused:
         """Change the record as `step` decides.
 
         `known` is the record in the headers of a message. If the record still has that revision, one write is enough.
         `restore` returns the record to create if the record does not exist. Raises RecordMissing if there is none,
-        RecordUnreadable, and WrongLastSequence if other processes change the record all the time.
+        RecordReplaced if the record does not belong to the ticket, RecordUnreadable, and WrongLastSequence if other
+        processes change the record all the time.
         """
         stored = known
         for _ in range(MAX_WRITE_ATTEMPTS):
@@ -129,7 +136,7 @@ class InvocationRecordStore:
                         revision = await self.bucket.update(invocation_id, encode(record), stored.revision)
                         if revision is not None:
                             return Applied(RecordAtRevision(record, revision))
-            stored = await self.read(invocation_id)
+            stored = await self._read_own(invocation_id, ticket)
             if stored is None:
                 if restore is None:
                     raise RecordMissing(invocation_id)
@@ -137,6 +144,12 @@ class InvocationRecordStore:
         raise WrongLastSequence(
             f"the record of invocation {invocation_id} changed during each of {MAX_WRITE_ATTEMPTS} attempts to write it"
         )
+
+    async def _read_own(self, invocation_id: str, ticket: InvocationTicket | None) -> RecordAtRevision | None:
+        stored = await self.read(invocation_id)
+        if stored is not None and ticket is not None and not ticket.matches(stored.record):
+            raise RecordReplaced(invocation_id)
+        return stored
 
     def decode(self, entry: KeyValueEntry) -> RecordAtRevision:
         try:
