@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from msgspec import structs
+
 from gpu_runtime.activator.settings import ScalingSettings
 from gpu_runtime.activator.worker_liveness import WorkerStatus
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, Serverless
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.timing import heartbeat_timeout
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_WORKER_CEILING
 
 
 class WorkerState(StrEnum):
@@ -63,10 +66,20 @@ class ObservedFunction:
     """Number of waiting and running invocations. None if the number is unknown."""
     may_create: bool = True
     """False during the backoff after a worker failed."""
+    worker_ceiling: int = DEFAULT_WORKER_CEILING
+    """Maximum number of workers of any function, from the settings."""
 
     @property
     def serverless(self) -> Serverless:
-        return self.function.spec.serverless or Serverless()
+        """The serverless block of the function. Its numbers of workers are at most the ceiling."""
+        serverless = self.function.spec.serverless or Serverless()
+        if max(serverless.max_workers, serverless.min_available_count) <= self.worker_ceiling:
+            return serverless
+        return structs.replace(
+            serverless,
+            max_workers=min(serverless.max_workers, self.worker_ceiling),
+            min_available_count=min(serverless.min_available_count, self.worker_ceiling),
+        )
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ class Backlog:
     _counts: dict[str, int] = field(default_factory=dict)
     _read_at: float = float("-inf")
     _invalidated: set[str] = field(default_factory=set)
-    """requestIDs of functions that received an invocation after their backlog was last read."""
+    """functionIDs of functions that received an invocation after their backlog was last read."""
 
-    def invalidate(self, request_id: str) -> None:
+    def invalidate(self, function_id: str) -> None:
         """Discard the cached count of a function that received an invocation."""
-        self._invalidated.add(request_id)
+        self._invalidated.add(function_id)
 
     async def read_all(self) -> dict[str, int] | None:
-        """Return the backlog of every function by requestID, or None if the query failed.
+        """Return the backlog of every function by functionID, or None if the query failed.
 
         A function without messages is not in the result.
         """
@@ -43,17 +43,17 @@ class Backlog:
             self._counts, self._read_at = counts, read_at
         return counts
 
-    async def count(self, request_id: str) -> int | None:
+    async def count(self, function_id: str) -> int | None:
         """Return the backlog of one function, or None if the query failed."""
-        if request_id not in self._invalidated and self.clock() - self._read_at < self.cache_ttl_seconds:
-            return self._counts.get(request_id, 0)
-        self._invalidated.discard(request_id)
-        counts = await self._query_counts(self.topology.subjects.dispatch(request_id))
+        if function_id not in self._invalidated and self.clock() - self._read_at < self.cache_ttl_seconds:
+            return self._counts.get(function_id, 0)
+        self._invalidated.discard(function_id)
+        counts = await self._query_counts(self.topology.subjects.dispatch(function_id))
         if counts is None:
-            self._invalidated.add(request_id)
+            self._invalidated.add(function_id)
             return None
-        self._counts[request_id] = counts.get(request_id, 0)
-        return self._counts[request_id]
+        self._counts[function_id] = counts.get(function_id, 0)
+        return self._counts[function_id]
 
     async def _query_counts(self, pattern: str) -> dict[str, int] | None:
         stream = self.topology.stream_name(Stream.DISPATCH)

@@ -40,14 +40,14 @@ class BacklogPoller:
     def stop(self) -> None:
         self._stopped.set()
 
-    def on_demand(self, request_id: str) -> None:
+    def on_demand(self, function_id: str) -> None:
         """Enqueue the function of a demand message now, and a second time after the demand interval.
 
         The second reconciliation also sees the invocations of the same burst whose demand messages were skipped.
         """
-        function = self.functions.by_request_id(request_id)
+        function = self.functions.by_id(function_id)
         if function is not None:
-            self.backlog.invalidate(request_id)
+            self.backlog.invalidate(function_id)
             self.enqueue(function.metadata.key, 0.0)
             self.enqueue(function.metadata.key, 1.5 * DEMAND_INTERVAL_SECONDS)
 
@@ -57,7 +57,7 @@ class BacklogPoller:
             return
         changed = {each for each in counts.keys() | self._counts.keys() if counts.get(each) != self._counts.get(each)}
         self._counts = counts
-        for request_id in changed | {each for each, count in counts.items() if count}:
-            function = self.functions.by_request_id(request_id)
+        for function_id in changed | {each for each, count in counts.items() if count}:
+            function = self.functions.by_id(function_id)
             if function is not None:
                 self.enqueue(function.metadata.key, 0.0)

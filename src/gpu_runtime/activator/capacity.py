@@ -23,37 +23,37 @@ class FunctionCapacity:
         self._clock = clock
         self._capacities: dict[str, dict[ObjectKey, WorkerCapacity]] = {}
         self._acquired: dict[str, int] = {}
-        """Number of slots that this process acquired since the function's workers last sent an event, by requestID."""
+        """Number of slots that this process acquired since the function's workers last sent an event, by functionID."""
 
     def observe(self, event: WorkerEvent) -> None:
-        request_id, worker = event.serverless_request_id, ObjectKey(event.namespace, event.unit)
+        function_id, worker = event.function_id, ObjectKey(event.namespace, event.unit)
         if event.kind is WorkerEventKind.DRAINING:
-            self._remove(request_id, worker)
+            self._remove(function_id, worker)
             return
         free = max(0, event.concurrency - event.in_flight)
         expires_at = self._clock() + capacity_ttl(event.heartbeat_seconds)
-        self._capacities.setdefault(request_id, {})[worker] = WorkerCapacity(free, expires_at)
-        self._acquired.pop(request_id, None)
+        self._capacities.setdefault(function_id, {})[worker] = WorkerCapacity(free, expires_at)
+        self._acquired.pop(function_id, None)
 
     def remove(self, worker: ObjectKey) -> None:
         """Remove the capacity of a worker whose unit was deleted."""
-        for request_id in [each for each, workers in self._capacities.items() if worker in workers]:
-            self._remove(request_id, worker)
+        for function_id in [each for each, workers in self._capacities.items() if worker in workers]:
+            self._remove(function_id, worker)
 
-    def try_acquire(self, request_id: str) -> bool:
+    def try_acquire(self, function_id: str) -> bool:
         """Acquire one free slot of the function. Return False if the workers reported no slot that is still free."""
-        acquired, now = self._acquired.get(request_id, 0), self._clock()
+        acquired, now = self._acquired.get(function_id, 0), self._clock()
         available = -acquired
-        for capacity in self._capacities.get(request_id, {}).values():
+        for capacity in self._capacities.get(function_id, {}).values():
             available += capacity.free_concurrency if now < capacity.expires_at else 0
             if available > 0:
-                self._acquired[request_id] = acquired + 1
+                self._acquired[function_id] = acquired + 1
                 return True
         return False
 
-    def _remove(self, request_id: str, worker: ObjectKey) -> None:
-        workers = self._capacities.get(request_id, {})
+    def _remove(self, function_id: str, worker: ObjectKey) -> None:
+        workers = self._capacities.get(function_id, {})
         workers.pop(worker, None)
         if not workers:
-            self._capacities.pop(request_id, None)
-            self._acquired.pop(request_id, None)
+            self._capacities.pop(function_id, None)
+            self._acquired.pop(function_id, None)

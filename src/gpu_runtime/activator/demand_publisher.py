@@ -28,10 +28,10 @@ class DemandPublisher:
     """Monotonic clock, in seconds."""
     _published_at: dict[str, float] = field(default_factory=dict)
 
-    async def publish(self, request_id: str) -> None:
+    async def publish(self, function_id: str) -> None:
         now = self.clock()
-        if now - self._published_at.get(request_id, -DEMAND_INTERVAL_SECONDS) < DEMAND_INTERVAL_SECONDS:
+        if now - self._published_at.get(function_id, -DEMAND_INTERVAL_SECONDS) < DEMAND_INTERVAL_SECONDS:
             return
-        self._published_at[request_id] = now
+        self._published_at[function_id] = now
         with contextlib.suppress(JetStreamError):
-            await self.connection.publish(self.subjects.demand(request_id))
+            await self.connection.publish(self.subjects.demand(function_id))

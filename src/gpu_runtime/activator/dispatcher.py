@@ -45,12 +45,15 @@ from gpu_runtime.contract.messages.invocation_record import (
     Termination,
     step,
 )
+from gpu_runtime.contract.messages.invocation_ticket import InvalidTicket, TicketKeyring
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, to_utc_milliseconds
 from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import (
     Applied,
     InvocationRecordStore,
+    RecordReplaced,
     RecordUnreadable,
     Refused,
 )
@@ -82,16 +85,54 @@ class Dispatcher:
     settings: DispatchSettings
     metrics: ActivatorMetrics
     clock: Callable[[], datetime]
+    tickets: TicketKeyring
+    ignored: IgnoredMessages
     _ensured_consumers: set[str] = field(default_factory=set)
-    """requestIDs of functions for which this process has already called ensure_consumer()."""
+    """functionIDs of functions for which this process has already called ensure_consumer()."""
 
     async def handle(self, delivery: Delivery) -> DeliveryOutcome:
         if delivery.delivery_count > 1:
             self.metrics.redeliveries.labels(Stream.INVOKE.name).inc()
         try:
-            accepted = read_invocation(delivery, self.topology.subjects)
+            accepted = read_invocation(delivery, self.topology.subjects, self.tickets)
         except MessageDecodeError as error:
             return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
+        except InvalidTicket as error:
+            self.ignored.add(Stream.INVOKE, delivery.subject, error)
+            return AckDelivery()
+        return await self._process_or_retry(delivery, accepted)
+
+    async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> AckDelivery | NakDelivery | None:
+        """Publish the dead letter and, if the invocation can be decoded, its result. Reply to the caller.
+
+        Return a nak if the record is unreadable. Return an ack if a worker runs the invocation, or if the invocation
+        has ended in another way.
+        """
+        failure, now, subjects = dead_letter_failure(outcome), self.clock(), self.topology.subjects
+        letters = DeadLetterBuilder(subjects, Stream.INVOKE, self.tickets.message_id)
+        try:
+            accepted = read_invocation(delivery, subjects, self.tickets)
+            stored = (await self._apply(accepted, Abandoned(now, Termination.DEAD_LETTERED))).stored
+        except MessageDecodeError:
+            await self.publisher.publish(letters.message(delivery, failure, now))
+        except RecordUnreadable as error:
+            return error.to_nak()
+        except (InvalidTicket, RecordReplaced):
+            return AckDelivery()
+        else:
+            if stored.record.termination is not Termination.DEAD_LETTERED:
+                await self._publish_termination(accepted, stored, now)
+                return AckDelivery()
+            invocation = accepted.invocation
+            letter = letters.message(delivery, failure, now, invocation)
+            result = dead_lettered_result(invocation, failure, now)
+            await self.terminal_results.results.publish_dead_letter(
+                letter, result, stored, accepted.ticket_text, invocation.reply_to
+            )
+        self.metrics.dead_letters.labels(Stream.INVOKE.name).inc()
+        return None
+
+    async def _process_or_retry(self, delivery: Delivery, accepted: AcceptedInvocation) -> DeliveryOutcome:
         try:
             return await self._process(delivery, accepted)
         except StreamFull as error:
@@ -103,50 +144,26 @@ class Dispatcher:
             return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
         except RecordUnreadable as error:
             return error.to_nak()
+        except RecordReplaced:  # the invocation ended so long ago that its record has expired
+            return AckDelivery()
         except JetStreamError as error:
             return NakDelivery(str(error))
 
-    async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> AckDelivery | NakDelivery | None:
-        """Publish the dead letter and, if the invocation can be decoded, its result. Reply to the caller.
-
-        Return a nak if the record is unreadable. Return an ack if a worker runs the invocation, or if the invocation
-        has ended in another way.
-        """
-        failure, now, subjects = dead_letter_failure(outcome), self.clock(), self.topology.subjects
-        letters = DeadLetterBuilder(subjects, Stream.INVOKE)
-        try:
-            accepted = read_invocation(delivery, subjects)
-            stored = (await self._apply(accepted, Abandoned(now, Termination.DEAD_LETTERED))).stored
-        except MessageDecodeError:
-            await self.publisher.publish(letters.message(delivery, failure, now))
-        except RecordUnreadable as error:
-            return error.to_nak()
-        else:
-            if stored.record.termination is not Termination.DEAD_LETTERED:
-                await self._publish_termination(accepted, stored, now)
-                return AckDelivery()
-            invocation = accepted.invocation
-            letter = letters.message(delivery, failure, now, invocation.invocation_id)
-            result = dead_lettered_result(invocation, failure, now)
-            await self.terminal_results.results.publish_dead_letter(letter, result, stored, invocation.reply_to)
-        self.metrics.dead_letters.labels(Stream.INVOKE.name).inc()
-        return None
-
     async def _process(self, delivery: Delivery, accepted: AcceptedInvocation) -> DeliveryOutcome:
-        request_id, now = accepted.invocation.serverless_request_id, self.clock()
+        function_id, now = accepted.invocation.function_id, self.clock()
         if now >= accepted.deadline:
             return await self._end(accepted, DeadlinePassed(now, NO_TAKEOVER))
-        if self.functions.by_request_id(request_id) is None:
+        if self.functions.by_id(function_id) is None:
             return await self._handle_unknown_function(delivery, accepted, now)
         dispatched, header = Dispatched(now), accepted.header_record if delivery.delivery_count == 1 else None
         is_dispatchable = header is not None and not isinstance(step(header.record, dispatched), Refusal)
-        if header and is_dispatchable and self.capacity.try_acquire(request_id):
+        if header and is_dispatchable and self.capacity.try_acquire(function_id):
             await self._publish_dispatch(accepted, header, now)
             return AckDelivery()
         match await self._apply(accepted, dispatched):
             case Applied(stored):
                 await self._publish_dispatch(accepted, stored, now)
-                await self.demand.publish(request_id)
+                await self.demand.publish(function_id)
             case Refused(_, stored):
                 return await self._repeat_termination(accepted, stored, now)
         return AckDelivery()
@@ -162,7 +179,7 @@ class Dispatcher:
         if age_seconds < self.settings.unknown_function_grace_seconds:
             return NakDelivery("the function is not in the function cache yet", 0.2)
         try:
-            if not await self.functions.confirm_not_found(accepted.invocation.serverless_request_id):
+            if not await self.functions.confirm_not_found(accepted.invocation.function_id):
                 return NakDelivery("the function exists but was not in the function cache", 0)
         except KubeError as error:
             return NakDelivery(
@@ -193,7 +210,9 @@ class Dispatcher:
 
     async def _apply(self, accepted: AcceptedInvocation, event: RecordEvent) -> Applied | Refused:
         id_ = accepted.invocation.invocation_id
-        return await self.records.apply(id_, event, accepted.header_record, lambda: accepted.initial_record)
+        return await self.records.apply(
+            id_, event, accepted.header_record, lambda: accepted.initial_record, accepted.ticket
+        )
 
     async def _publish_termination(self, accepted: AcceptedInvocation, stored: RecordAtRevision, now: datetime) -> None:
         id_ = accepted.invocation.invocation_id
@@ -201,12 +220,15 @@ class Dispatcher:
 
     async def _publish_dispatch(self, accepted: AcceptedInvocation, record: RecordAtRevision, now: datetime) -> None:
         invocation = accepted.invocation
-        request_id = invocation.serverless_request_id
-        if request_id not in self._ensured_consumers:
-            await ensure_consumer(self.publisher.connection, self.topology.dispatch_consumer(request_id))
-            self._ensured_consumers.add(request_id)
+        function_id = invocation.function_id
+        if function_id not in self._ensured_consumers:
+            await ensure_consumer(self.publisher.connection, self.topology.dispatch_consumer(function_id))
+            self._ensured_consumers.add(function_id)
         dispatch = Dispatch(invocation=invocation, deadline=accepted.deadline, dispatched_at=to_utc_milliseconds(now))
-        await self.publisher.publish(dispatch_message(self.topology.subjects, dispatch, record))
+        message = dispatch_message(
+            self.topology.subjects, dispatch, record, accepted.ticket_text, self.tickets.message_id
+        )
+        await self.publisher.publish(message)
         self.metrics.dispatched.inc()
         if invocation.enqueued_at:
             self.metrics.dispatch_latency.observe(max(0.0, (now - invocation.enqueued_at).total_seconds()))

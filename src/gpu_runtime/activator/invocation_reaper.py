@@ -23,22 +23,29 @@ from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_messages import dispatched_record, read_dispatch
+from gpu_runtime.contract.messages.invocation_messages import check_ticket, dispatched_record, read_dispatch
 from gpu_runtime.contract.messages.invocation_record import (
     Abandoned,
     DeadlinePassed,
     RecordAtRevision,
     Termination,
-    record_from_headers,
+)
+from gpu_runtime.contract.messages.invocation_ticket import (
+    InvalidTicket,
+    InvocationTicket,
+    TicketKeyring,
+    header_record,
 )
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.result import Failure
 from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import WILDCARD, BadSubject, Stream
 from gpu_runtime.event_wait import is_set_within
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import (
     UNREADABLE_RETRY_SECONDS,
     InvocationRecordStore,
+    RecordReplaced,
     RecordUnreadable,
 )
 from gpu_runtime.jetstream.connection import NatsConnection
@@ -79,6 +86,8 @@ class InvocationReaper:
     settings: ReaperSettings
     metrics: ActivatorMetrics
     clock: Callable[[], datetime]
+    tickets: TicketKeyring
+    ignored: IgnoredMessages
     _deadlines: DeadlineQueue = field(default_factory=DeadlineQueue)
     _next_sequence: int = 1
     """The first stream sequence that the reaper has not read yet."""
@@ -86,9 +95,9 @@ class InvocationReaper:
     """Creation time of the stream at the last read. The time changes if the stream is deleted and created again."""
     _cancelled: set[str] = field(default_factory=set)
     _observed_functions: set[str] = field(default_factory=set)
-    """requestIDs of functions that this process has observed and whose DISPATCH consumer it has not deleted."""
+    """functionIDs of functions that this process has observed and whose DISPATCH consumer it has not deleted."""
     _missing_since: dict[str, datetime] = field(default_factory=dict)
-    """When the reaper first found that a function does not exist but has messages or a consumer, by requestID."""
+    """When the reaper first found that a function does not exist but has messages or a consumer, by functionID."""
     _acknowledged_scan_at: datetime = NEVER
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
@@ -96,7 +105,7 @@ class InvocationReaper:
 
     async def run(self) -> None:
         """Reap until stop() is called."""
-        await self.functions.units.wait_for_sync()
+        await self.functions.wait_for_sync()
         self._deadlines.clear()
         self._next_sequence, self._running = 1, True
         try:
@@ -171,29 +180,29 @@ class InvocationReaper:
             self._cancelled.discard(invocation_id)
 
     async def _reap_deleted_functions(self, counts: dict[str, int]) -> None:
-        self._observed_functions |= self.functions.request_ids()
+        self._observed_functions |= self.functions.ids()
         candidates = self._observed_functions | counts.keys()
-        missing = {each for each in candidates if self.functions.by_request_id(each) is None}
+        missing = {each for each in candidates if self.functions.by_id(each) is None}
         if not self.functions.cache_is_fresh():
             return
         now, grace = self.clock(), timedelta(seconds=self.settings.deleted_function_grace_seconds)
         self._missing_since = {each: self._missing_since.get(each, now) for each in missing}
-        for request_id, since in self._missing_since.items():
-            if now - since >= grace and await self._confirm_not_found(request_id):
-                await self._reap_function(request_id)
+        for function_id, since in self._missing_since.items():
+            if now - since >= grace and await self._confirm_not_found(function_id):
+                await self._reap_function(function_id)
 
-    async def _confirm_not_found(self, request_id: str) -> bool:
+    async def _confirm_not_found(self, function_id: str) -> bool:
         try:
-            return await self.functions.confirm_not_found(request_id)
+            return await self.functions.confirm_not_found(function_id)
         except KubeError as error:
-            fields = {"function": request_id, "error": str(error)}
+            fields = {"function_id": function_id, "error": str(error)}
             logger.warning("function lookup failed; the reaper will retry in the next pass", extra=fields)
             return False
 
-    async def _reap_function(self, request_id: str) -> None:
+    async def _reap_function(self, function_id: str) -> None:
         """End a batch of invocations of a deleted function. Delete the function's consumer when no message remains."""
         sequence, skipped, reaped = 1, False, 0
-        subject = self.topology.subjects.all_functions(Stream.DISPATCH).removesuffix(WILDCARD) + request_id
+        subject = self.topology.subjects.all_functions(Stream.DISPATCH).removesuffix(WILDCARD) + function_id
         while message := await self._next_message(sequence, subject):
             if reaped == REAP_BATCH_SIZE:
                 self._wake.set()  # start the next pass now, which first ends cancelled and expired invocations
@@ -204,9 +213,9 @@ class InvocationReaper:
                 was_reaped = False
             sequence, skipped, reaped = message.sequence + 1, skipped or not was_reaped, reaped + was_reaped
         if not skipped:
-            with contextlib.suppress(BadSubject):  # another program published the message: its requestID is invalid
-                await delete_consumer(self.nats, self.topology.dispatch_consumer(request_id))
-            self._observed_functions.discard(request_id)
+            with contextlib.suppress(BadSubject):  # another program published the message: its functionID is invalid
+                await delete_consumer(self.nats, self.topology.dispatch_consumer(function_id))
+            self._observed_functions.discard(function_id)
 
     async def _delete_all_acknowledged(self, counts: dict[str, int]) -> None:
         """Delete messages that were acknowledged and are still in the stream.
@@ -215,13 +224,13 @@ class InvocationReaper:
         """
         if self.clock() - self._acknowledged_scan_at < ACKNOWLEDGED_SCAN_INTERVAL:
             return
-        for request_id in counts:
-            # BadSubject: the requestID in the subject is invalid. NatsNotFound: the function has no consumer yet.
+        for function_id in counts:
+            # BadSubject: the functionID in the subject is invalid. NatsNotFound: the function has no consumer yet.
             with contextlib.suppress(BadSubject, NatsNotFound):
-                await self._delete_acknowledged(request_id, self.topology.dispatch_consumer(request_id))
+                await self._delete_acknowledged(function_id, self.topology.dispatch_consumer(function_id))
         self._acknowledged_scan_at = self.clock()
 
-    async def _delete_acknowledged(self, request_id: str, consumer: ConsumerSpec) -> None:
+    async def _delete_acknowledged(self, function_id: str, consumer: ConsumerSpec) -> None:
         floor, sequence = await ack_floor(self.nats, consumer), 1
         for _ in range(REAP_BATCH_SIZE):
             message = await self._next_message(sequence, consumer.filter_subject)
@@ -230,7 +239,7 @@ class InvocationReaper:
             if await self._is_terminal(message) and await delete_message(
                 self.nats, self._stream_name, message.sequence
             ):
-                fields = {"function": request_id, "stream": self._stream_name, "sequence": message.sequence}
+                fields = {"function_id": function_id, "stream": self._stream_name, "sequence": message.sequence}
                 logger.warning(
                     "acknowledged message was still in the stream; the reaper deleted the message", extra=fields
                 )
@@ -261,22 +270,34 @@ class InvocationReaper:
         """
         try:
             dispatch = read_dispatch(message.data, message.subject, self.topology.subjects)
+            ticket = self.tickets.verify(message.headers)
+            check_ticket(dispatch.invocation, dispatch.deadline, ticket)
+            stored = await self._record_after(dispatch, message, ticket, event)
         except MessageDecodeError as error:
             await self._dead_letter(message, str(error))
+        except InvalidTicket as error:
+            self.ignored.add(Stream.DISPATCH, message.subject, error)
+        except RecordReplaced:
+            pass  # the invocation ended so long ago that its record has expired
         else:
-            id_, stored = dispatch.invocation.invocation_id, await self._record_after(dispatch, message, event)
+            id_ = dispatch.invocation.invocation_id
             if stored is None or not (stored.record.finished or await self._publish_termination(id_, stored)):
                 return False
         await delete_message(self.nats, self._stream_name, message.sequence)
         return True
 
     async def _record_after(
-        self, dispatch: Dispatch, message: StoredMessage, event: DeadlinePassed | Abandoned | None
+        self,
+        dispatch: Dispatch,
+        message: StoredMessage,
+        ticket: InvocationTicket,
+        event: DeadlinePassed | Abandoned | None,
     ) -> RecordAtRevision | None:
-        id_, known = dispatch.invocation.invocation_id, record_from_headers(message.headers)
+        id_, known = dispatch.invocation.invocation_id, header_record(message.headers, ticket)
         if event is None:
-            return await self.records.read(id_)
-        return (await self.records.apply(id_, event, known, lambda: dispatched_record(dispatch))).stored
+            stored = await self.records.read(id_)
+            return stored if stored and ticket.matches(stored.record) else None
+        return (await self.records.apply(id_, event, known, lambda: dispatched_record(dispatch), ticket)).stored
 
     async def _publish_termination(self, invocation_id: str, stored: RecordAtRevision) -> bool:
         return await self.terminal_results.publish_termination(invocation_id, stored, self.clock(), self._worker_grace)
@@ -287,7 +308,7 @@ class InvocationReaper:
         delivery = Delivery(
             message.subject, message.data, message.headers, self._stream_name, message.sequence, 0, message.published_at
         )
-        letters = DeadLetterBuilder(self.topology.subjects, Stream.DISPATCH)
+        letters = DeadLetterBuilder(self.topology.subjects, Stream.DISPATCH, self.tickets.message_id)
         await self.terminal_results.results.publisher.publish(letters.message(delivery, failure, self.clock()))
         self.metrics.dead_letters.labels(Stream.DISPATCH.name).inc()
 

@@ -8,10 +8,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
+import msgspec
 from nats.aio.msg import Msg
 
 from gpu_runtime.activator.backlog import Backlog
@@ -19,7 +20,7 @@ from gpu_runtime.activator.backlog_poller import BacklogPoller
 from gpu_runtime.activator.capacity import FunctionCapacity
 from gpu_runtime.activator.demand_publisher import DemandPublisher
 from gpu_runtime.activator.dispatcher import Dispatcher
-from gpu_runtime.activator.function_lister import FunctionLister, serves_request_id
+from gpu_runtime.activator.function_lister import FunctionLister
 from gpu_runtime.activator.invocation_reaper import InvocationReaper
 from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.activator.reconcile import FunctionReconciler
@@ -34,10 +35,11 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.streams import StreamTopology
-from gpu_runtime.contract.messages.subjects import CANCEL, DEMAND, EVENTS
+from gpu_runtime.contract.messages.subjects import CANCEL, DEMAND, BadSubject, Subjects
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import new_termination_publisher
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.kv import KeyValueBucket
@@ -56,8 +58,11 @@ from gpu_runtime.process.kubernetes import connect_kubernetes, new_candidate
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.nats_setup import connect_nats_or_fault, fault_from_nats_error, nats_options, stream_topology
 from gpu_runtime.process.runner import run_process, unless_stopped
+from gpu_runtime.process.ticket_key_file import TicketKeyFile
 
 PROCESS_NAME = "activator"
+MAX_CLOCK_DIFFERENCE = timedelta(seconds=60)
+"""Maximum difference between the clocks of two nodes. The activator ignores events with a later time."""
 RECONCILE_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=10.0)
 
 
@@ -87,16 +92,18 @@ class Activator:
     functions: FunctionLister
     liveness: WorkerLiveness
     consumer: PullConsumer
+    key_file: TicketKeyFile
     leader: "LeaderComponents"
 
     def readiness_checks(self) -> dict[str, HealthCheck]:
         def caches() -> str | None:
-            return None if self.functions.units.has_synced else "caches not synced yet"
+            synced = self.functions.units.has_synced and self.functions.queues.has_synced
+            return None if synced else "caches not synced yet"
 
         return {"caches": caches, "nats": self.nats.problem, "dispatch": self.consumer.problem}
 
     async def run(self, stopping: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as tasks, self._subscribed():
+        async with asyncio.TaskGroup() as tasks, self._subscribed(), self.key_file.watched():
             tasks.create_task(self._run_consumer(stopping))
             await self.leader.manager.run(stopping)
 
@@ -112,7 +119,7 @@ class Activator:
             await ensure_with_retry(self.nats, topology.streams, [topology.record_bucket], topology.shared_consumers())
         except JetStreamError as error:
             raise fault_from_nats_error(error) from error
-        await self.functions.units.wait_for_sync()
+        await self.functions.wait_for_sync()
 
     @asynccontextmanager
     async def _subscribed(self) -> AsyncIterator[None]:
@@ -126,7 +133,7 @@ class Activator:
         )
         try:
             async with (
-                self.nats.subscribed(subjects.all_functions(EVENTS), self.leader.on_worker_event),
+                self.nats.subscribed(subjects.all_events, self.leader.on_worker_event),
                 self.nats.subscribed(subjects.all_functions(DEMAND), self.leader.on_demand),
                 self.nats.subscribed(subjects.all_functions(CANCEL), self.leader.on_cancel),
             ):
@@ -143,6 +150,7 @@ class LeaderComponents:
     """
 
     manager: Manager
+    subjects: Subjects
     liveness: WorkerLiveness
     capacity: FunctionCapacity
     functions: FunctionLister
@@ -153,20 +161,33 @@ class LeaderComponents:
 
     def on_worker_event(self, message: Msg) -> None:
         try:
-            event = decode(message.data, WorkerEvent)
-        except MessageDecodeError:
+            event, sender = decode(message.data, WorkerEvent), self.subjects.parse(message.subject)
+        except (MessageDecodeError, BadSubject):
+            return
+        if (sender.function_id, sender.pod_uid) != (event.function_id, event.pod_uid) or is_from_the_future(event):
             return
         unit = self.functions.units.store.get(ObjectKey(event.namespace, event.unit))
-        if unit is None or not serves_request_id(unit, event.serverless_request_id):
+        if unit is None or not self._may_send(unit, event):
             # Ignore events of unknown units, because storing them would need unlimited memory. If the unit of a worker
             # is only missing from the cache, the worker sends another event later.
             return
         if self.liveness.is_deleted(event):
             return
-        self.capacity.observe(event)
+        self.capacity.observe(with_concurrency_of(unit, event))
         first = self.liveness.observe(event)
         if first and self.functions.is_worker(unit) and self.is_leader():
             self.metrics.worker_startup.observe(seconds_since(unit.metadata.creation_timestamp))
+
+    def _may_send(self, unit: GPUUnit, event: WorkerEvent) -> bool:
+        """Return whether the event can be from a pod of the unit.
+
+        The queue of a deleted function is deleted, too. Its workers finish their invocations, so their events are
+        valid.
+        """
+        status = self.liveness.status_of(unit.metadata.key)
+        is_known_pod = status is not None and status.pod_uid == event.pod_uid
+        is_orphan = self.functions.is_worker(unit) and self.functions.function_of(unit) is None
+        return self.functions.is_served_by(unit, event.function_id) or (is_orphan and is_known_pod)
 
     def on_demand(self, message: Msg) -> None:
         self.backlog_poller.on_demand(message.subject.rpartition(".")[2])
@@ -184,14 +205,19 @@ def new_activator(
     metrics: KubeMetrics,
 ) -> Activator:
     topology, activator_metrics = stream_topology(settings.nats), ActivatorMetrics(metrics.registry)
+    key_file = TicketKeyFile(settings.tickets)
+    tickets = key_file.keyring
     publisher, clock = Publisher(nats), asyncio.get_running_loop().time
     functions = FunctionLister(client, settings.namespaces.stock, metrics, system_namespace=settings.namespaces.system)
     liveness, capacity = WorkerLiveness(clock), FunctionCapacity(clock)
     records = InvocationRecordStore(KeyValueBucket(nats, publisher, topology.record_bucket))
     queued_results, dispatched_results = (
-        TerminalResultPublisher(ResultPublisher(topology.subjects, publisher), activator_metrics, stage)
+        TerminalResultPublisher(
+            new_termination_publisher(topology.subjects, publisher, tickets), activator_metrics, stage
+        )
         for stage in (TerminationStage.QUEUED, TerminationStage.DISPATCHED)
     )
+    ignored = IgnoredMessages(activator_metrics.ignored_messages)
     dispatcher = Dispatcher(
         topology=topology,
         publisher=publisher,
@@ -203,6 +229,8 @@ def new_activator(
         settings=settings.dispatching,
         metrics=activator_metrics,
         clock=utcnow,
+        tickets=tickets,
+        ignored=ignored,
     )
     options = ConsumeOptions(
         max_in_flight=settings.dispatching.max_in_flight, max_deliveries=settings.dispatching.max_deliveries
@@ -235,7 +263,16 @@ def new_activator(
     )
     controller = _new_controller(functions, reconciler, settings, metrics)
     reaper = InvocationReaper(
-        nats, topology, records, functions, dispatched_results, settings.reaping, activator_metrics, utcnow
+        nats=nats,
+        topology=topology,
+        records=records,
+        functions=functions,
+        terminal_results=dispatched_results,
+        settings=settings.reaping,
+        metrics=activator_metrics,
+        clock=utcnow,
+        tickets=tickets,
+        ignored=ignored,
     )
     backlog_poller = BacklogPoller(
         backlog, functions, controller.enqueue, scaling.poll_interval_seconds, reconciler.on_stopped_leading
@@ -243,15 +280,26 @@ def new_activator(
     functions.units.add_event_handler(lambda change: _on_unit_change(change, liveness, capacity, reconciler))
     runnables = (controller, backlog_poller, reaper)
     shutdown_timeout = settings.graceful_shutdown_timeout_seconds
-    manager = Manager((functions.units,), runnables, candidate.elector, candidate.recorder, shutdown_timeout)
+    manager = Manager(
+        (functions.units, functions.queues), runnables, candidate.elector, candidate.recorder, shutdown_timeout
+    )
     return Activator(
         nats=nats,
         topology=topology,
         functions=functions,
         liveness=liveness,
         consumer=PullConsumer(nats, topology.invoke_consumer, dispatcher.handle, dispatcher.on_dead_letter, options),
+        key_file=key_file,
         leader=LeaderComponents(
-            manager, liveness, capacity, functions, backlog_poller, reaper, activator_metrics, candidate.is_leader
+            manager,
+            topology.subjects,
+            liveness,
+            capacity,
+            functions,
+            backlog_poller,
+            reaper,
+            activator_metrics,
+            candidate.is_leader,
         ),
     )
 
@@ -266,6 +314,7 @@ def _new_controller(
     )
     controller = Controller("function", functions.units, reconciler.reconcile, options, metrics)
     controller.watches(functions.units, functions.related_keys)
+    controller.watches(functions.queues, functions.units_of)
     return controller
 
 
@@ -281,6 +330,21 @@ def _on_unit_change(
         liveness.mark_unit_deleted(before.metadata.key)
         capacity.remove(before.metadata.key)
         reconciler.on_unit_deleted(before.metadata.key)
+
+
+def is_from_the_future(event: WorkerEvent) -> bool:
+    """Return whether the time of the event is too far in the future. Such an event would hide later true events.
+
+    The sequence of a worker starts with its clock in milliseconds and grows more slowly than the clock.
+    """
+    latest = utcnow() + MAX_CLOCK_DIFFERENCE
+    return event.sent_at > latest or event.sequence > latest.timestamp() * 1000
+
+
+def with_concurrency_of(unit: GPUUnit, event: WorkerEvent) -> WorkerEvent:
+    """Return the event with at most the concurrency of the unit, so that a worker cannot report more."""
+    concurrency = unit.spec.serverless.concurrency if unit.spec.serverless else 1
+    return msgspec.structs.replace(event, concurrency=min(event.concurrency, concurrency))
 
 
 def utcnow() -> datetime:

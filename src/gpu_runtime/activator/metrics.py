@@ -45,6 +45,13 @@ class ActivatorMetrics:
             ["stream"],
         )
         self.redeliveries.labels(Stream.INVOKE.name)
+        self.ignored_messages = counter(
+            "gpu_runtime_messages_ignored",
+            "Number of messages that this process ignored because they have no valid ticket, by stream",
+            ["stream"],
+        )
+        for stream in (Stream.INVOKE, Stream.DISPATCH):  # start at 0, so that increase() sees the first message
+            self.ignored_messages.labels(stream.name)
         self.dead_letters = counter(
             "gpu_runtime_dead_letters", "Number of messages that the activator dead-lettered, by stream", ["stream"]
         )

@@ -46,6 +46,10 @@ logger = logging.getLogger(__name__)
 IDLE_REQUEUE_SECONDS = 10.0
 """Seconds until the next reconciliation of a function without backlog and without surplus workers."""
 
+UNRECORDED_WORKER_GRACE_SECONDS = 10.0
+"""Age in seconds at which the activator deletes a worker that is not recorded. Before that, the previous leader may
+still record it."""
+
 MAX_SCALE_UP_STEP = 32
 """Maximum number of workers that one reconciliation of a function creates. The next one creates the others."""
 
@@ -66,7 +70,9 @@ class FunctionReconciler:
     worker_backoff: WorkerBackoff
     recorder: EventRecorder
     _ensured_consumers: set[str] = field(default_factory=set)
-    """requestIDs of functions for which this process has already called ensure_consumer()."""
+    """functionIDs of functions for which this process has already called ensure_consumer()."""
+    _reported_ceilings: dict[ObjectKey, tuple[str, int]] = field(default_factory=dict)
+    """UID and generation of each function whose maxWorkers this process has reported as too high."""
     _worker_states: dict[ObjectKey, Counter[WorkerState]] = field(default_factory=dict)
     _state_totals: Counter[WorkerState] = field(default_factory=Counter)
 
@@ -79,7 +85,13 @@ class FunctionReconciler:
         return Done()
 
     async def _reconcile_function(self, function: GPUUnit) -> ReconcileResult:
+        if self.functions.queue_of(function) is None:  # the controller manager has not created it yet
+            return Done()
+        await _gather_all(
+            self._remove_or_record(function, each) for each in self.functions.unrecorded_workers(function)
+        )
         seen = await self.observe(function)
+        self._report_worker_ceiling(function)
         decisions = decide(seen)
         for decision in decisions:
             self.metrics.scaling_decisions.labels(decision.label).inc()
@@ -87,6 +99,19 @@ class FunctionReconciler:
         await _gather_all(self._apply_decision(seen, decision) for decision in decisions)
         idle = not decisions and seen.outstanding == 0 and len(seen.workers) <= seen.serverless.min_available_count
         return RequeueAfter(IDLE_REQUEUE_SECONDS if idle else self.settings.poll_interval_seconds)
+
+    def _report_worker_ceiling(self, function: GPUUnit) -> None:
+        """Record an Event if maxWorkers exceeds the ceiling.
+
+        Record it once for each generation of the function, because every repetition is a write to the API server.
+        """
+        metadata, ceiling = function.metadata, self.settings.max_workers_per_function
+        max_workers = function.spec.serverless.max_workers if function.spec.serverless else 0
+        if max_workers <= ceiling or self._reported_ceilings.get(metadata.key) == (metadata.uid, metadata.generation):
+            return
+        self._reported_ceilings[metadata.key] = (metadata.uid, metadata.generation)
+        text = f"maxWorkers is {max_workers}, but the activator creates at most {ceiling} workers for each function"
+        self.recorder.warning(GPU_UNITS, function, "WorkersLimited", f"{text}: lower maxWorkers", action="Scale")
 
     async def _reconcile_worker(self, unit: GPUUnit) -> ReconcileResult:
         """Remove a worker whose function does not exist, as soon as the worker runs no invocation.
@@ -96,9 +121,26 @@ class FunctionReconciler:
         if (
             unit.metadata.deletion_timestamp
             or self.functions.function_of(unit) is not None
+            or self.functions.function_named_by(unit) is not None
             or not self.functions.cache_is_fresh()
         ):
             return Done()
+        return await self._remove_orphan(unit)
+
+    async def _remove_or_record(self, function: GPUUnit, unit: GPUUnit) -> None:
+        """Remove a unit that names the function in `workerOf`, but that no queue records.
+
+        Every user who can create units can set `workerOf`, so this activator may not have created the unit. If this
+        process has sent the create request of the unit and got no response, repeat the request. It returns the worker.
+        """
+        if unit.metadata.deletion_timestamp or not self.functions.cache_is_fresh():
+            return
+        if self.lifecycle.is_pending(unit.metadata.key):
+            await self.lifecycle.create(function, unit.metadata.name)
+        elif self.seconds_since(unit.metadata.creation_timestamp) > UNRECORDED_WORKER_GRACE_SECONDS:
+            await self._remove_orphan(unit)
+
+    async def _remove_orphan(self, unit: GPUUnit) -> ReconcileResult:
         worker = self._observe_worker(unit, unit)
         if worker.state in (WorkerState.RETIRING, WorkerState.UNHEALTHY):
             await self.lifecycle.retire(unit)
@@ -112,6 +154,7 @@ class FunctionReconciler:
         """Remove the state of a deleted unit."""
         self._record_states(key, Counter())
         self.worker_backoff.remove(key)
+        self._reported_ceilings.pop(key, None)
 
     def on_stopped_leading(self) -> None:
         """Reset the worker metrics and backoffs. The new leader reports its own metrics."""
@@ -119,20 +162,18 @@ class FunctionReconciler:
             self.on_unit_deleted(key)
 
     async def observe(self, function: GPUUnit) -> ObservedFunction:
-        serverless, key = function.spec.serverless, function.metadata.key
-        request_id = serverless.request_id if serverless else ""
-        workers = [self._observe_worker(unit, function) for unit in self.functions.workers(key)]
+        key = function.metadata.key
+        workers = [self._observe_worker(unit, function) for unit in self.functions.workers(function)]
         if function.spec.running:
             workers.append(self._observe_worker(function, function))
         for worker in self.worker_backoff.observe(key, workers, self.liveness, self.clock()):
-            self.recorder.warning(
-                GPU_UNITS, function, "WorkerFailed", worker_failure_message(worker.unit), action="Scale"
-            )
+            self.recorder.warning(GPU_UNITS, function, "WorkerFailed", worker_failure_message(worker), action="Scale")
         return ObservedFunction(
             function=function,
             workers=tuple(workers),
-            outstanding=await self._outstanding(function, request_id),
+            outstanding=await self._outstanding(function),
             may_create=self.worker_backoff.allows_create(key, self.clock()),
+            worker_ceiling=self.settings.max_workers_per_function,
         )
 
     def _observe_worker(self, unit: GPUUnit, function: GPUUnit) -> Worker:
@@ -157,22 +198,29 @@ class FunctionReconciler:
         timeout = self.topology.limits.dispatch_ack_wait_seconds
         return subscribed_seconds > timeout or age_seconds < subscribed_seconds
 
-    async def _outstanding(self, function: GPUUnit, request_id: str) -> int | None:
-        if self.functions.by_request_id(request_id) is not function:
-            return 0  # an older function has the same requestID and gets all invocations
-        if request_id not in self._ensured_consumers and not await self._ensure_consumer(request_id):
+    async def _outstanding(self, function: GPUUnit) -> int | None:
+        queue = self.functions.queue_of(function)
+        if queue is None:
             return None
-        return await self.backlog.count(request_id)
+        function_id = queue.spec.function_id
+        if function_id not in self._ensured_consumers and not await self._ensure_consumer(function_id):
+            return None
+        return await self.backlog.count(function_id)
 
-    async def _ensure_consumer(self, request_id: str) -> bool:
-        consumer = self.topology.dispatch_consumer(request_id)
+    async def _ensure_consumer(self, function_id: str) -> bool:
+        consumer = self.topology.dispatch_consumer(function_id)
         try:
             await ensure_consumer(self.nats, consumer)
         except JetStreamError as error:
-            fields = {"function": request_id, "stream": consumer.stream, "consumer": consumer.name, "error": str(error)}
+            fields = {
+                "function_id": function_id,
+                "stream": consumer.stream,
+                "consumer": consumer.name,
+                "error": str(error),
+            }
             logger.warning("consumer setup failed; the autoscaler will retry", extra=fields)
             return False
-        self._ensured_consumers.add(request_id)
+        self._ensured_consumers.add(function_id)
         return True
 
     async def _apply_decision(self, seen: ObservedFunction, decision: ScalingDecision) -> None:
@@ -194,7 +242,7 @@ class FunctionReconciler:
         key, max_workers = seen.function.metadata.key, seen.serverless.max_workers
         # Read the workers from the cache again. Otherwise a worker that appeared in the cache after the observation
         # would count as a unit of another owner, and the function would get an additional slot for it.
-        own_names = {unit.metadata.name for unit in self.functions.workers(key)}
+        own_names = {unit.metadata.name for unit in self.functions.units_naming(key)}
         function_units = sum(worker.is_function_unit for worker in seen.workers)
         count = max(0, min(count, MAX_SCALE_UP_STEP, max_workers - function_units - len(own_names)))
 
@@ -224,6 +272,7 @@ class FunctionReconciler:
         status = self.liveness.status_of(worker.unit.metadata.key)
         if status is None or not status.pod_uid:
             return False
+        self.worker_backoff.record_drain_request(worker.unit)
         response = await self.lifecycle.drain(worker.unit, status.pod_uid, force=force)
         return response is not None and response.accepted and response.in_flight == 0
 
@@ -236,8 +285,11 @@ class FunctionReconciler:
             self.metrics.workers.labels(state.value).set(self._state_totals[state])
 
 
-def worker_failure_message(unit: GPUUnit) -> str:
-    """Return the message of the Event that reports an unhealthy worker on its function."""
+def worker_failure_message(worker: Worker) -> str:
+    """Return the message of the Event that reports a failed worker on its function."""
+    unit = worker.unit
+    if worker.state is WorkerState.DRAINING:
+        return f"worker {unit.metadata.name} drained itself soon after its start and will be replaced after a backoff"
     ready = find_condition(unit.status.conditions, READY_CONDITION)
     reason = (
         f"{ready.reason}: {ready.message}"

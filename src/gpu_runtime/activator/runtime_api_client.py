@@ -1,4 +1,4 @@
-"""Client of the runtime API: creates workers from stock, and seeds new stock for retired workers."""
+"""Client of the runtime API: creates workers from stock, and returns the stock of retired workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +9,24 @@ import msgspec
 
 from gpu_runtime.activator.settings import RuntimeAPIClientSettings
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.reservation import Reservation, reservation_fields
 from gpu_runtime.contract.errors import Rejected, RuntimeFault, Unavailable, conflict_from
 from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS
 
 GPU_UNITS_PATH = "/api/v1/gpu-units"
-STOCK_UNITS_PATH = "/api/v1/operator/stock-units"
+STOCK_RETURNS_PATH = "/api/v1/operator/stock-returns"
 
 
 class _ErrorBody(msgspec.Struct):
     code: str = ""
     message: str = ""
+
+
+class _CreatedUnit(msgspec.Struct):
+    uid: str
+
+
+class _UnitEnvelope(msgspec.Struct):
+    data: _CreatedUnit
 
 
 class _ErrorEnvelope(msgspec.Struct):
@@ -31,8 +38,8 @@ class RuntimeAPIClient:
     session: aiohttp.ClientSession
     settings: RuntimeAPIClientSettings
 
-    async def create_unit(self, operation_id: str, worker: GPUUnit) -> None:
-        """Create a worker from stock. Raise NoStock if no stock unit is available.
+    async def create_unit(self, operation_id: str, worker: GPUUnit) -> str:
+        """Create a worker from stock and return its UID. Raise NoStock if no stock unit is available.
 
         The call is idempotent: repeated calls with the same operationID create only one worker.
         """
@@ -48,26 +55,27 @@ class RuntimeAPIClient:
         }
         optional = {"access": spec.access, "probes": spec.probes}
         body |= {name: msgspec.to_builtins(value) for name, value in optional.items() if value is not None}
-        await self._post(GPU_UNITS_PATH, body)
+        return _unit_uid(await self._post(GPU_UNITS_PATH, body))
 
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None:
-        """Seed a stock unit with the flavor and the reservation of the worker.
+        """Return the stock of the worker, which the operation created. The runtime API deletes the worker.
 
-        The call is idempotent: repeated calls with the same operationID seed only one stock unit.
+        Raise NoStockToReturn if the operation does not prove that the worker was created from a stock unit. The call is
+        idempotent: the stock of a worker is returned only once.
         """
-        spec = worker.spec
-        body = {"operationID": operation_id, "specName": spec.spec_name, "replicas": 1}
-        await self._post(STOCK_UNITS_PATH, body | msgspec.to_builtins(Reservation(**reservation_fields(spec))))
+        await self._post(STOCK_RETURNS_PATH, {"operationID": operation_id, "unitUID": worker.metadata.uid})
 
-    async def _post(self, path: str, body: dict[str, Any]) -> None:
+    async def _post(self, path: str, body: dict[str, Any]) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self.settings.request_timeout_seconds)
         headers = {"Content-Type": "application/json", **self._authorization()}
         try:
             async with self.session.post(
                 self.settings.url.rstrip("/") + path, data=msgspec.json.encode(body), headers=headers, timeout=timeout
             ) as response:
+                content = await response.read()
                 if response.status >= 300:
-                    raise fault_from_response(response.status, await response.read())
+                    raise fault_from_response(response.status, content)
+                return content
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the runtime API did not respond: {error or type(error).__name__}") from error
 
@@ -79,6 +87,13 @@ class RuntimeAPIClient:
         except OSError as error:
             raise Unavailable(f"{self.settings.token_file} cannot be read: {error.strerror}") from error
         return {"Authorization": f"Bearer {token}"}
+
+
+def _unit_uid(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_UnitEnvelope).data.uid
+    except JSON_DECODE_ERRORS as error:
+        raise Unavailable(f"the response of the runtime API does not contain the UID of the unit: {error}") from error
 
 
 def fault_from_response(status: int, body: bytes) -> RuntimeFault:

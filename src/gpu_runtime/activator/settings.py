@@ -6,6 +6,7 @@ from msgspec import Meta, field
 
 from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE, SYSTEM_NAMESPACE
 from gpu_runtime.contract.timing import TAKEOVER_GRACE_SECONDS, WORKER_DEADLINE_GRACE_SECONDS
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_WORKER_CEILING
 from gpu_runtime.process.settings import BaseSettings
 from gpu_runtime.process.shared_settings import (
     KubernetesSettings,
@@ -13,6 +14,8 @@ from gpu_runtime.process.shared_settings import (
     NatsSettings,
     PositiveSeconds,
     ProcessSettings,
+    TicketSettings,
+    WorkerCeiling,
 )
 
 NamespaceName = Annotated[str, Meta(min_length=1, max_length=253)]
@@ -75,14 +78,19 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     worker, this time replaces workerLivenessTimeoutSeconds. The value must be at least
     nats.streams.dispatchAckWaitSeconds."""
 
+    max_workers_per_function: WorkerCeiling = DEFAULT_WORKER_CEILING
+    """Maximum number of workers of each function. If maxWorkers of a function is greater, the activator creates only
+    this number of workers, and records the Event WorkersLimited on the function. Set the same value in
+    pods.maxWorkersPerFunction of the runtime API."""
+
     drain_request_timeout_seconds: PositiveSeconds = 2
     """Timeout in seconds of a drain request to a worker. If the worker does not respond in time, the leader keeps
     the worker and repeats the request."""
 
     initial_backoff_seconds: PositiveSeconds = 5
     """Time in seconds for which the activator creates no new worker of a function, after a worker of the function has
-    failed. The time doubles with each failure, up to maxBackoffSeconds. When a new worker has sent its first event, the
-    activator resets the time."""
+    failed. The time doubles with each failure, up to maxBackoffSeconds. The time ends when a new worker has sent its
+    first event. When a new worker has served for a minute, the activator no longer counts the earlier failures."""
 
     max_backoff_seconds: PositiveSeconds = 300
     """Maximum time in seconds for which the activator creates no new worker of a function, after a worker of the
@@ -110,6 +118,9 @@ class ActivatorSettings(ProcessSettings, frozen=True, kw_only=True):
 
     nats: NatsSettings = NatsSettings()
     """Connection to NATS, and limits of the streams."""
+
+    tickets: TicketSettings = TicketSettings()
+    """Keys of invocation tickets. The activator dispatches only invocations that have a valid ticket."""
 
     runtime_api: RuntimeAPIClientSettings = field(default=RuntimeAPIClientSettings(), name="runtimeAPI")
     """Connection to the runtime API."""

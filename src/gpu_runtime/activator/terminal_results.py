@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.contract.messages.invocation_record import RecordAtRevision
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher, TerminationPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -18,16 +18,20 @@ logger = logging.getLogger(__name__)
 class TerminalResultPublisher:
     """Publishes results of invocations that end in one stage: before the dispatch, or after it."""
 
-    results: ResultPublisher
+    terminations: TerminationPublisher
     metrics: ActivatorMetrics
     stage: TerminationStage
     """Value of the label `stage` of the metric gpu_runtime_invocations_terminated_total."""
+
+    @property
+    def results(self) -> ResultPublisher:
+        return self.terminations.results
 
     async def publish_termination(
         self, invocation_id: str, stored: RecordAtRevision, now: datetime, worker_grace: timedelta
     ) -> bool:
         """Publish the result of the termination in the record. Return False if this process must not publish it."""
-        published = await self.results.publish_termination(invocation_id, stored, now, worker_grace)
+        published = await self.terminations.publish_termination(invocation_id, stored, now, worker_grace)
         if published is None:
             return False
         result = published.result

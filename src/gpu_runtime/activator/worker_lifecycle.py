@@ -6,9 +6,9 @@ drain    Ask the worker to accept no more invocations. An idle worker accepts. A
          is forced: then it accepts and finishes its running invocations.
 mark     Set the retiring annotation on the unit, on condition that its resourceVersion is unchanged. After this step
          the worker will be deleted.
-return   If the worker came from stock, seed a new stock unit. The operationID contains the worker's UID, so only one
-         stock unit is seeded, even if two leaders send the request.
-delete   Delete the unit with this UID.
+return   If an operation created the worker, ask the runtime API to return its stock. The runtime API decides from the
+         Operation whether the worker came from stock. It returns the stock only once, even if two leaders ask.
+delete   Delete the unit with this UID. If stock is returned, the runtime API deletes it, too.
 
 If the leader crashes between two steps, the next leader repeats the last step and continues.
 """
@@ -22,13 +22,14 @@ from typing import Protocol
 import msgspec
 
 from gpu_runtime.activator.function_lister import FunctionLister
+from gpu_runtime.contract.crd.function_queue import FUNCTION_QUEUES, FunctionQueue
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, Serverless
+from gpu_runtime.contract.crd.operation import MAX_OPERATION_ID_LENGTH
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Conflict, NoStock, Rejected, Unavailable
+from gpu_runtime.contract.errors import Conflict, NoStock, NoStockToReturn, Rejected
 from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
 from gpu_runtime.contract.messages.subjects import Subjects
-from gpu_runtime.contract.operation_rules import Ownership, is_finished, ownership
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.kube import errors as kube
@@ -39,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class StockProvider(Protocol):
-    """Creates workers from stock, and seeds new stock for retired workers."""
+    """Creates workers from stock, and returns the stock of retired workers."""
 
-    async def create_unit(self, operation_id: str, worker: GPUUnit) -> None: ...
+    async def create_unit(self, operation_id: str, worker: GPUUnit) -> str: ...
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None: ...
 
 
@@ -60,12 +61,25 @@ class WorkerLifecycle:
     same operationID, because the first request may have succeeded and its response may be lost."""
 
     async def create(self, function: GPUUnit, name: str, *, without_stock: bool = False) -> None:
-        """Create a worker from stock. Create it without stock if `without_stock` is set or no stock is available."""
-        worker = build_worker(function, name)
-        if not without_stock and await self._create_from_stock(worker):
+        """Create a worker from stock. Create it without stock if `without_stock` is set or no stock is available.
+
+        Then record the worker in the queue of the function. The worker gets no pod until it is recorded.
+        """
+        queue, worker = self.functions.queue_of(function), build_worker(function, name)
+        if queue is None:  # the function was deleted in the meantime
+            return
+        uid = None if without_stock else await self._create_from_stock(worker)
+        if uid is not None:
             logger.info("worker created from stock", extra=_log_fields(worker))
         else:
-            await self._create_without_stock(worker)
+            uid = await self._create_without_stock(worker)
+        if uid:
+            await self._record(queue, uid, name)
+        self._pending_creates.pop(worker.metadata.key, None)
+
+    def is_pending(self, worker: ObjectKey) -> bool:
+        """Return whether this process has sent a create request for the worker and has not recorded the worker."""
+        return worker in self._pending_creates
 
     async def drain(self, unit: GPUUnit, pod_uid: str, *, force: bool) -> DrainStatus | None:
         """Send a drain request to the worker's pod. Return None if the pod sends no valid response in time."""
@@ -79,7 +93,7 @@ class WorkerLifecycle:
             return None
 
     async def retire(self, unit: GPUUnit) -> None:
-        """Delete a worker that runs no invocation. If it came from stock, seed a new stock unit first."""
+        """Delete a worker that runs no invocation. If it came from stock, the stock is returned."""
         unit = await self._mark_retiring(unit)
         await self._return_to_stock(unit)
         key, uid = unit.metadata.key, unit.metadata.uid
@@ -99,21 +113,25 @@ class WorkerLifecycle:
         )
         self.functions.units.record_write(updated)
 
-    async def _create_from_stock(self, worker: GPUUnit) -> bool:
-        """Return whether the worker was created. Return False if no stock is available.
+    async def _record(self, queue: FunctionQueue, uid: str, name: str) -> None:
+        # With the UID, the API server rejects the write if a later function with the same requestID owns the queue.
+        patch = {"metadata": {"uid": queue.metadata.uid}, "spec": {"workers": {uid: name}}}
+        written = await self.client.merge_patch(FUNCTION_QUEUES, queue.metadata.key, patch)
+        self.functions.queues.record_write(written)
+
+    async def _create_from_stock(self, worker: GPUUnit) -> str | None:
+        """Return the UID of the created worker. Return None if no stock is available.
 
         Raise Conflict or Rejected if the runtime API refuses the request for another reason.
         """
         self._require_leadership()
         try:
-            await self.stock.create_unit(self._operation_id(worker), worker)
+            return await self.stock.create_unit(self._operation_id(worker), worker)
         except NoStock:
-            return False
+            return None
         except (Conflict, Rejected):  # the operation has ended, so the next attempt needs a new operationID
             self._pending_creates.pop(worker.metadata.key, None)
             raise
-        self._pending_creates.pop(worker.metadata.key, None)
-        return True
 
     def _operation_id(self, worker: GPUUnit) -> str:
         """Return the operationID for a create request.
@@ -127,18 +145,21 @@ class WorkerLifecycle:
             self._pending_creates[worker.metadata.key] = (worker, id_)
         return id_
 
-    async def _create_without_stock(self, worker: GPUUnit) -> None:
+    async def _create_without_stock(self, worker: GPUUnit) -> str:
+        """Return the UID of the created worker. Return an empty string if another unit has its name."""
         metadata = worker.metadata
         manifest = {
             "metadata": {"namespace": metadata.namespace, "name": metadata.name},
             "spec": msgspec.to_builtins(worker.spec),
         }
         try:
-            self.functions.units.record_write(await self.client.create(GPU_UNITS, manifest))
+            created = await self.client.create(GPU_UNITS, manifest)
         except kube.KubeAlreadyExists:
             logger.debug("worker already exists", extra=_log_fields(worker))
-        else:
-            logger.info("worker created without stock", extra=_log_fields(worker))
+            return ""
+        self.functions.units.record_write(created)
+        logger.info("worker created without stock", extra=_log_fields(worker))
+        return created.metadata.uid
 
     async def _mark_retiring(self, unit: GPUUnit) -> GPUUnit:
         metadata = unit.metadata
@@ -152,29 +173,20 @@ class WorkerLifecycle:
         return marked
 
     async def _return_to_stock(self, unit: GPUUnit) -> None:
-        if not unit.metadata.annotations.get(Annotation.SOURCE_STOCK_UID):
-            return
-        if not await self._handoff_committed(unit):
-            return
-        self._require_leadership()
-        await self.stock.return_to_stock(f"return-{unit.metadata.uid}", unit)
+        """Return the stock of the worker, if its operation proves that it came from stock.
 
-    async def _handoff_committed(self, unit: GPUUnit) -> bool:
-        """Return whether the operation turned its stock into this unit, and not into another unit of the operation.
-
-        One operation can create the unit twice: a runtime API replica that was suspended can create it again after the
-        first unit was retired. Raise Unavailable while the operation is not finished, because until then it can still
-        create the unit again from the same stock.
+        Users can write the annotation. If it names no operation of this worker, no stock is returned. Raise Unavailable
+        while the operation is not finished, because until then it can still create the unit again from the same stock.
         """
         operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID, "")
-        if not operation_id:
-            return True
-        operation = await self.functions.find_operation(operation_id)
-        if operation is None:
-            return True  # the operation was evicted, so it was finished: a waiting operation has no unit
-        if not is_finished(operation):
-            raise Unavailable(f"the handoff of unit {unit.metadata.key} is not finished")
-        return ownership(operation, unit) is not Ownership.ORPHANED
+        if not 0 < len(operation_id) <= MAX_OPERATION_ID_LENGTH:
+            return
+        self._require_leadership()
+        try:
+            await self.stock.return_to_stock(operation_id, unit)
+        except NoStockToReturn as refusal:
+            fields = _log_fields(unit) | {"operation_id": operation_id, "error": refusal.message}
+            logger.info("stock not returned; the activator deletes the worker", extra=fields)
 
     def _require_leadership(self) -> None:
         """Raise KubeNotLeader if this process is not the leader. The runtime API does not check leadership itself."""
@@ -186,7 +198,7 @@ def build_worker(function: GPUUnit, name: str) -> GPUUnit:
     """Build a worker with the spec of the function's own unit, but without storages and with `workerOf` set."""
     spec = function.spec
     serverless = msgspec.structs.replace(
-        spec.serverless or Serverless(), worker_of=function.metadata.name, min_available_count=0
+        spec.serverless or Serverless(), worker_of=function.metadata.name, min_available_count=0, max_workers=1
     )
     return GPUUnit(
         metadata=ObjectMeta(namespace=function.metadata.namespace, name=name),

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -25,6 +25,7 @@ from gpu_runtime.activator.settings import (
     RuntimeAPIClientSettings,
     ScalingSettings,
 )
+from gpu_runtime.contract.crd.well_known import SYSTEM_NAMESPACE, function_queue_name
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.invocation import Invocation
@@ -37,6 +38,7 @@ from gpu_runtime.contract.messages.invocation_record import (
     Termination,
     record_headers,
 )
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER, ticket_headers
 from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings
 from gpu_runtime.contract.messages.streams import StreamTopology
@@ -57,11 +59,13 @@ from gpu_runtime.process.shared_settings import LeaderElectionSettings, NatsSett
 from localcluster.control_plane import ControlPlane
 from tests.integration.controller_manager.conftest import (
     GPU_RUNTIME_PROGRAM,
+    QUEUE,
     UNIT,
     ControllerManagerProcess,
     Object,
     as_dict,
 )
+from tests.ticket_keys import TICKET_SECTION, TICKET_SETTINGS, TICKETS
 
 UNIT_NAMESPACE, STOCK_NAMESPACE = "runtime-instance", "runtime-stock"
 ACTIVATOR_USER = "system:serviceaccount:runtime-system:activator"
@@ -98,6 +102,17 @@ def terminated(activator: Activator) -> dict[tuple[str, str, str], float]:
     }
 
 
+def invocation_ticket_headers(invocation: Invocation) -> dict[str, str]:
+    """Return the header with the ticket that the runtime API signs for this invocation."""
+    return ticket_headers(TICKETS.sign_record(invocation.invocation_id, accepted_record(invocation)))
+
+
+def accepted_record(invocation: Invocation) -> InvocationRecord:
+    """Return the record that the runtime API creates for this invocation."""
+    enqueued_at = invocation.enqueued_at or now()
+    return new_record(invocation, enqueued_at, to_utc_milliseconds(invocation.deadline or enqueued_at))
+
+
 @dataclass
 class ActivatorHarness:
     control_plane: ControlPlane
@@ -121,6 +136,7 @@ class ActivatorHarness:
     def settings(self, **changes: Any) -> ActivatorSettings:
         defaults = ActivatorSettings(
             nats=nats_settings(self.nats_url),
+            tickets=TICKET_SETTINGS,
             runtime_api=RuntimeAPIClientSettings(url=self.api_url),
             leader_election=NO_LEADER_ELECTION,
             dispatching=DispatchSettings(unknown_function_grace_seconds=0.3),
@@ -140,7 +156,7 @@ class ActivatorHarness:
             activator = new_activator(client, connection or self.nats, http, self.settings(**changes), metrics)
             running = asyncio.create_task(activator.run(stopping))
             try:
-                await activator.functions.units.wait_for_sync()
+                await activator.functions.wait_for_sync()
                 yield activator
             finally:
                 stopping.set()
@@ -153,19 +169,20 @@ class ActivatorHarness:
         invocation = Invocation(
             invocation_id=fields.pop("id", "") or f"inv-{uuid.uuid4().hex}",
             serverless_request_id=request_id,
+            function_id=self.function_id(request_id),
             body=body,
             enqueued_at=now(),
             timeout_seconds=seconds,
             **fields,
         )
-        record = new_record(invocation, now(), now() + timedelta(seconds=seconds))
+        record = accepted_record(invocation)
         revision = await self.records.create(invocation.invocation_id, encode(record))
         await self.publish_invocation(invocation, RecordAtRevision(record, revision) if revision else None)
         return invocation
 
     async def publish_invocation(self, invocation: Invocation, record: RecordAtRevision | None) -> None:
-        headers = record_headers(record) if record else {}
-        subject = self.topology.subjects.invoke(invocation.serverless_request_id)
+        headers = record_headers(record) | invocation_ticket_headers(invocation)
+        subject = self.topology.subjects.invoke(invocation.function_id)
         await self.publisher.publish(OutgoingMessage(subject, encode(invocation), headers=headers))
 
     async def cancel_invocation(self, invocation: Invocation) -> None:
@@ -174,7 +191,7 @@ class ActivatorHarness:
         assert entry
         record = msgspec.structs.replace(decode(entry.value, InvocationRecord), termination=Termination.CANCELLED)
         assert await self.records.update(invocation.invocation_id, encode(record), entry.revision)
-        subject = self.topology.subjects.cancel(invocation.serverless_request_id)
+        subject = self.topology.subjects.cancel(invocation.function_id)
         await self.nats.publish(subject, invocation.invocation_id.encode())
 
     async def record(self, invocation_id: str) -> InvocationRecord:
@@ -190,7 +207,7 @@ class ActivatorHarness:
         return self.results[invocation.invocation_id]
 
     async def backlog(self, request_id: str, stream: Stream = Stream.DISPATCH) -> int:
-        subject = self.topology.subjects.stream_subject(stream, request_id)
+        subject = self.topology.subjects.stream_subject(stream, self.function_id(request_id))
         return sum((await messages_by_subject(self.nats, self.topology.stream_name(stream), subject)).values())
 
     @asynccontextmanager
@@ -225,7 +242,23 @@ class ActivatorHarness:
             "running": False,
             "serverless": {"enabled": True, "requestID": name, "idleTimeoutSeconds": 1, **serverless},
         }
-        return await self.create_unit(UNIT_NAMESPACE, name, function_spec | (spec or {}))
+        function = await self.create_unit(UNIT_NAMESPACE, name, function_spec | (spec or {}))
+        await self.create_queue(function)
+        return function
+
+    async def create_queue(self, function: Object) -> None:
+        """Create the FunctionQueue of a function, like the controller manager."""
+        metadata, request_id = function["metadata"], function["spec"]["serverless"]["requestID"]
+        owner = {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
+        spec = {"functionID": self.function_id(request_id), "requestID": request_id, "function": owner}
+        name = function_queue_name(request_id)
+        try:
+            await self.kube.create(QUEUE(metadata=ObjectMeta(name=name, namespace=SYSTEM_NAMESPACE), spec=spec))
+        except ApiError:  # of an earlier function with this requestID, or of a controller manager
+            await self.kube.patch(QUEUE, name, {"spec": spec}, namespace=SYSTEM_NAMESPACE, patch_type=PatchType.MERGE)
+
+    def function_id(self, request_id: str) -> str:
+        return f"id-of-{request_id}".lower()
 
     async def create_unit(self, namespace: str, name: str, spec: Object) -> Object:
         metadata = ObjectMeta(name=name, namespace=namespace)
@@ -265,6 +298,9 @@ class ActivatorHarness:
             async for each in self.kube.list(UNIT, namespace=namespace):
                 assert each.metadata
                 await self.delete_unit(str(each.metadata.name), namespace)
+        async for each in self.kube.list(QUEUE, namespace=SYSTEM_NAMESPACE):
+            assert each.metadata
+            await self.kube.delete(QUEUE, str(each.metadata.name), namespace=SYSTEM_NAMESPACE)
 
 
 class ActivatorProcess(ControllerManagerProcess):
@@ -277,6 +313,7 @@ class ActivatorProcess(ControllerManagerProcess):
             "log": {"level": "debug", "format": "text"},
             "health": {"bindAddress": f"127.0.0.1:{self.port}"},
             "kubernetes": {"kubeconfig": str(self.kubeconfig)},
+            **TICKET_SECTION,
         }
         config.write_text(yaml.safe_dump(settings | self.settings))
         with self.log.open("ab") as log:
@@ -309,12 +346,16 @@ class FakeSidecar:
     def in_flight(self) -> int:
         return len(self.in_flight_ids)
 
+    @property
+    def function_id(self) -> str:
+        return self.harness.function_id(self.request_id)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FakeSidecar"]:
         topology, harness = self.harness.topology, self.harness
         options = ConsumeOptions(max_in_flight=self.concurrency)
         consumer = PullConsumer(
-            harness.nats, topology.dispatch_consumer(self.request_id), self._handle, _no_dead_letter, options
+            harness.nats, topology.dispatch_consumer(self.function_id), self._handle, _no_dead_letter, options
         )
         async with serve_requests(harness.nats, topology.subjects.control(self.pod_uid), self._answer_drain):
             await self.publish_event(WorkerEventKind.REGISTERED)
@@ -330,7 +371,7 @@ class FakeSidecar:
         self._sequence += 1
         event = WorkerEvent(
             kind=kind,
-            serverless_request_id=self.request_id,
+            function_id=self.function_id,
             unit=self.unit,
             namespace=UNIT_NAMESPACE,
             pod_uid=self.pod_uid,
@@ -339,7 +380,9 @@ class FakeSidecar:
             in_flight=self.in_flight,
             concurrency=self.concurrency,
         )
-        await self.harness.nats.publish(self.harness.topology.subjects.events(self.request_id), encode(event))
+        await self.harness.nats.publish(
+            self.harness.topology.subjects.events(self.function_id, self.pod_uid), encode(event)
+        )
 
     async def _send_heartbeats(self) -> None:
         while not self._stopping.is_set():
@@ -357,12 +400,14 @@ class FakeSidecar:
         result = Result(
             invocation_id=id_,
             serverless_request_id=self.request_id,
+            function_id=self.function_id,
             state=ResultState.SUCCEEDED,
             timings=Timings(finished_at=now()),
             worker=self.unit,
         )
-        subject = self.harness.topology.subjects.result(self.request_id)
-        await self.harness.publisher.publish(OutgoingMessage(subject, encode(result), result.message_id))
+        headers = ticket_headers(delivery.headers[TICKET_HEADER])
+        subject = self.harness.topology.subjects.result(self.function_id)
+        await self.harness.publisher.publish(OutgoingMessage(subject, encode(result), id_, headers))
         self.in_flight_ids.remove(id_)
         self.finished_ids.append(id_)
         await self.publish_event(WorkerEventKind.FINISHED)

@@ -6,15 +6,15 @@ from typing import cast
 from gpu_runtime.activator.function_lister import FunctionLister
 
 
-async def _confirm_not_found(_request_id: str) -> bool:
+async def _confirm_not_found(_function_id: str) -> bool:
     return True
 
 
 NO_FUNCTIONS = cast(
     FunctionLister,
     SimpleNamespace(
-        request_ids=set,
-        by_request_id=lambda _: None,
+        ids=set,
+        by_id=lambda _: None,
         cache_is_fresh=lambda: True,
         confirm_not_found=_confirm_not_found,
     ),
@@ -23,6 +23,6 @@ NO_FUNCTIONS = cast(
 
 ONE_FUNCTION = cast(
     FunctionLister,
-    SimpleNamespace(request_ids=lambda: {"f"}, by_request_id=lambda _: object(), cache_is_fresh=lambda: True),
+    SimpleNamespace(ids=lambda: {"f"}, by_id=lambda _: object(), cache_is_fresh=lambda: True),
 )
 """A lister with the function `f`."""

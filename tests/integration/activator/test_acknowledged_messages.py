@@ -20,8 +20,9 @@ from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Re
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import new_termination_publisher
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
@@ -34,6 +35,7 @@ from gpu_runtime.process.nats_setup import stream_topology
 from localcluster.nats_server import NatsAccount
 from tests.integration.activator.activator_harness import nats_settings
 from tests.integration.activator.function_lister_stubs import ONE_FUNCTION
+from tests.ticket_keys import TICKETS
 
 
 async def test_acknowledged_messages_that_remain_in_the_stream_are_deleted(nats_account: NatsAccount) -> None:
@@ -46,7 +48,7 @@ async def test_acknowledged_messages_that_remain_in_the_stream_are_deleted(nats_
         consumer = topology.dispatch_consumer("f")
         records = KeyValueBucket(nats, publisher, topology.record_bucket)
         results = TerminalResultPublisher(
-            ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+            new_termination_publisher(topology.subjects, publisher, TICKETS), metrics, TerminationStage.DISPATCHED
         )
         reaper = InvocationReaper(
             nats,
@@ -57,6 +59,8 @@ async def test_acknowledged_messages_that_remain_in_the_stream_are_deleted(nats_
             ReaperSettings(),
             metrics,
             lambda: now[0],
+            TICKETS,
+            IgnoredMessages(metrics.ignored_messages),
         )
         for id_, state in (
             ("done", RecordState.TERMINAL),
@@ -91,6 +95,7 @@ def record(state: RecordState) -> InvocationRecord:
     return InvocationRecord(
         request_hash="",
         serverless_request_id="f",
+        function_id="f",
         state=state,
         enqueued_at=now,
         deadline=now,
@@ -100,7 +105,7 @@ def record(state: RecordState) -> InvocationRecord:
 
 
 def dispatch_message(subject: str, id_: str) -> OutgoingMessage:
-    invocation = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)
+    invocation = Invocation(invocation_id=id_, serverless_request_id="f", function_id="f", timeout_seconds=60)
     deadline = utcnow() + timedelta(hours=1)
     return OutgoingMessage(subject, encode(Dispatch(invocation=invocation, deadline=deadline, dispatched_at=utcnow())))
 

@@ -49,7 +49,9 @@ async def test_invocation_is_dispatched_and_its_record_is_updated(harness: Activ
         assert entry
         assert message.headers[REVISION_HEADER] == str(entry.revision)
         assert (await harness.record(sent.invocation_id)).state is RecordState.DISPATCHED
-        assert (await consumer_info(harness.nats, harness.topology.dispatch_consumer("echo")))["num_pending"] == 1
+        assert (await consumer_info(harness.nats, harness.topology.dispatch_consumer(harness.function_id("echo"))))[
+            "num_pending"
+        ] == 1
         await until(lambda: _is_invoke_stream_empty(harness, "echo"), "the INVOKE stream is empty")
 
 
@@ -120,9 +122,10 @@ async def test_invocation_past_its_deadline_expires(
 
 async def test_invocation_of_a_missing_function_fails_and_replies_to_the_sync_caller(harness: ActivatorHarness) -> None:
     replies: asyncio.Queue[bytes] = asyncio.Queue()
-    await harness.nats.subscribe("caller.inbox", lambda message: replies.put_nowait(message.data))
+    reply_to = harness.topology.subjects.reply(harness.function_id("missing"), "a" * 32, "b" * 32)
+    await harness.nats.subscribe(reply_to, lambda message: replies.put_nowait(message.data))
     async with harness.activator():
-        sent = await harness.accept_invocation("missing", mode="sync", reply_to="caller.inbox")
+        sent = await harness.accept_invocation("missing", mode="sync", reply_to=reply_to)
         result = await harness.wait_result(sent)
         assert result.failure
         assert result.failure.failure_class is FailureClass.FUNCTION_GONE
@@ -139,7 +142,9 @@ async def test_dispatcher_waits_for_a_function_that_is_not_cached_yet(harness: A
 
 async def test_undecodable_message_is_dead_lettered(harness: ActivatorHarness) -> None:
     async with harness.activator():
-        await harness.publisher.publish(OutgoingMessage(harness.topology.subjects.invoke("odd"), b"not JSON"))
+        await harness.publisher.publish(
+            OutgoingMessage(harness.topology.subjects.invoke(harness.function_id("odd")), b"not JSON")
+        )
         stream = harness.topology.dead_letter_stream.name
 
         async def has_dead_letter() -> bool:

@@ -50,7 +50,9 @@ async def test_cancel_hint_without_a_cancelled_record_is_ignored(harness: Activa
         fleet.may_finish.clear()
         sent = await harness.accept_invocation("uncancelled", seconds=600)
         await until(lambda: _has_backlog(harness, "uncancelled", 1), "the invocation waits")
-        await harness.nats.publish(harness.topology.subjects.cancel("uncancelled"), sent.invocation_id.encode())
+        await harness.nats.publish(
+            harness.topology.subjects.cancel(harness.function_id("uncancelled")), sent.invocation_id.encode()
+        )
         fleet.may_finish.set()
         assert (await harness.wait_result(sent)).state is ResultState.SUCCEEDED
 
@@ -96,7 +98,7 @@ async def _is_busy(fleet: SidecarFleet) -> bool:
 
 async def _no_consumer(harness: ActivatorHarness, name: str) -> bool:
     try:
-        await consumer_info(harness.nats, harness.topology.dispatch_consumer(name))
+        await consumer_info(harness.nats, harness.topology.dispatch_consumer(harness.function_id(name)))
     except NatsNotFound:
         return True
     return False

@@ -19,8 +19,9 @@ from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import new_termination_publisher
 from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, OutgoingMessage
@@ -32,6 +33,7 @@ from gpu_runtime.process.nats_setup import stream_topology
 from localcluster.nats_server import NatsAccount
 from tests.integration.activator.activator_harness import nats_settings
 from tests.integration.activator.function_lister_stubs import NO_FUNCTIONS
+from tests.ticket_keys import TICKETS
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ async def nats(nats_account: NatsAccount, topology: StreamTopology) -> AsyncIter
 
 
 def new_invocation(request_id: str, id_: str = "inv-1") -> Invocation:
-    return Invocation(invocation_id=id_, serverless_request_id=request_id, timeout_seconds=60)
+    return Invocation(invocation_id=id_, serverless_request_id=request_id, function_id=request_id, timeout_seconds=60)
 
 
 async def dead_letters(nats: NatsConnection, topology: StreamTopology) -> list[DeadLetter]:
@@ -71,12 +73,21 @@ async def test_reaper_dead_letters_messages_without_a_valid_function(
     dispatch = Dispatch(invocation=invocation, deadline=utcnow(), dispatched_at=utcnow())
     await publisher.publish(OutgoingMessage(f"{topology.subjects.prefix}.dispatch.{request_id}", encode(dispatch)))
     results = TerminalResultPublisher(
-        ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+        new_termination_publisher(topology.subjects, publisher, TICKETS), metrics, TerminationStage.DISPATCHED
     )
     records = KeyValueBucket(nats, publisher, topology.record_bucket)
     settings = ReaperSettings(deleted_function_grace_seconds=0.001, deadline_grace_seconds=0.001)
     reaper = InvocationReaper(
-        nats, topology, InvocationRecordStore(records), NO_FUNCTIONS, results, settings, metrics, utcnow
+        nats,
+        topology,
+        InvocationRecordStore(records),
+        NO_FUNCTIONS,
+        results,
+        settings,
+        metrics,
+        utcnow,
+        TICKETS,
+        IgnoredMessages(metrics.ignored_messages),
     )
     for _ in range(100):
         await reaper.run_once()
@@ -103,10 +114,14 @@ async def test_dispatcher_dead_letters_messages_on_the_wrong_subject(
         NO_FUNCTIONS,
         FunctionCapacity(float),
         DemandPublisher(nats, topology.subjects, float),
-        TerminalResultPublisher(ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.QUEUED),
+        TerminalResultPublisher(
+            new_termination_publisher(topology.subjects, publisher, TICKETS), metrics, TerminationStage.QUEUED
+        ),
         DispatchSettings(unknown_function_grace_seconds=0),
         metrics,
         utcnow,
+        TICKETS,
+        IgnoredMessages(metrics.ignored_messages),
     )
     delivery = Delivery(topology.subjects.invoke("f"), encode(invocation), {}, "INVOKE", 1, 1, utcnow())
     outcome = await dispatcher.handle(delivery)
@@ -114,5 +129,5 @@ async def test_dispatcher_dead_letters_messages_on_the_wrong_subject(
     assert outcome.failure_class == FailureClass.BAD_MESSAGE
     assert await dispatcher.on_dead_letter(delivery, outcome) is None
     (letter,) = await dead_letters(nats, topology)
-    assert (letter.serverless_request_id, letter.data) == ("f", encode(invocation))
+    assert (letter.subject, letter.data) == (delivery.subject, encode(invocation))
     assert metrics.registry.get_sample_value("gpu_runtime_dead_letters_total", {"stream": "INVOKE"}) == 1

@@ -7,10 +7,13 @@ from gpu_runtime.activator.settings import ReaperSettings
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_messages import dispatched_record
+from gpu_runtime.contract.messages.invocation_ticket import ticket_headers
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import new_termination_publisher
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
@@ -22,6 +25,7 @@ from localcluster.nats_server import NatsAccount
 from tests.bulk_publish import publish_many
 from tests.integration.activator.activator_harness import nats_settings
 from tests.integration.activator.function_lister_stubs import NO_FUNCTIONS
+from tests.ticket_keys import TICKETS
 
 
 async def test_reaping_of_a_large_backlog_does_not_starve_other_functions(nats_account: NatsAccount) -> None:
@@ -31,19 +35,35 @@ async def test_reaping_of_a_large_backlog_does_not_starve_other_functions(nats_a
         publisher = Publisher(nats)
 
         def dispatch_message(request_id: str, number: int) -> OutgoingMessage:
-            invocation = Invocation(invocation_id=f"{number}", serverless_request_id=request_id, timeout_seconds=60)
+            invocation = Invocation(
+                invocation_id=f"{number}",
+                serverless_request_id=request_id,
+                function_id=request_id,
+                enqueued_at=now,
+                timeout_seconds=60,
+            )
             dispatch = Dispatch(invocation=invocation, deadline=now.replace(year=2100), dispatched_at=now)
-            return OutgoingMessage(topology.subjects.dispatch(request_id), encode(dispatch))
+            headers = ticket_headers(TICKETS.sign_record(f"{number}", dispatched_record(dispatch)))
+            return OutgoingMessage(topology.subjects.dispatch(request_id), encode(dispatch), headers=headers)
 
         many = [dispatch_message("many", number) for number in range(2 * REAP_BATCH_SIZE)]
         await publish_many(publisher, [*many, dispatch_message("few", 10_000)])
         results = TerminalResultPublisher(
-            ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+            new_termination_publisher(topology.subjects, publisher, TICKETS), metrics, TerminationStage.DISPATCHED
         )
         records = KeyValueBucket(nats, publisher, topology.record_bucket)
         settings = ReaperSettings(deleted_function_grace_seconds=0.001)
         reaper = InvocationReaper(
-            nats, topology, InvocationRecordStore(records), NO_FUNCTIONS, results, settings, metrics, utcnow
+            nats,
+            topology,
+            InvocationRecordStore(records),
+            NO_FUNCTIONS,
+            results,
+            settings,
+            metrics,
+            utcnow,
+            TICKETS,
+            IgnoredMessages(metrics.ignored_messages),
         )
 
         async def backlogs() -> dict[str, int]:

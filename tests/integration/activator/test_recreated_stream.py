@@ -9,10 +9,13 @@ from gpu_runtime.activator.settings import ReaperSettings
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_messages import dispatched_record
+from gpu_runtime.contract.messages.invocation_ticket import ticket_headers
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import new_termination_publisher
 from gpu_runtime.jetstream.api import api_request
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
@@ -25,6 +28,7 @@ from gpu_runtime.process.nats_setup import stream_topology
 from localcluster.nats_server import NatsAccount
 from tests.integration.activator.activator_harness import nats_settings
 from tests.integration.activator.function_lister_stubs import ONE_FUNCTION
+from tests.ticket_keys import TICKETS
 
 
 async def test_invocations_in_a_recreated_stream_expire_at_their_own_deadline(nats_account: NatsAccount) -> None:
@@ -34,7 +38,7 @@ async def test_invocations_in_a_recreated_stream_expire_at_their_own_deadline(na
         publisher, stream = Publisher(nats), topology.stream_name(Stream.DISPATCH)
         records = KeyValueBucket(nats, publisher, topology.record_bucket)
         results = TerminalResultPublisher(
-            ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+            new_termination_publisher(topology.subjects, publisher, TICKETS), metrics, TerminationStage.DISPATCHED
         )
         reaper = InvocationReaper(
             nats,
@@ -45,12 +49,18 @@ async def test_invocations_in_a_recreated_stream_expire_at_their_own_deadline(na
             ReaperSettings(),
             metrics,
             lambda: now[0],
+            TICKETS,
+            IgnoredMessages(metrics.ignored_messages),
         )
 
         async def publish_dispatch(id_: str, deadline: datetime) -> None:
-            invocation = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)
+            invocation = Invocation(
+                invocation_id=id_, serverless_request_id="f", function_id="f", enqueued_at=start, timeout_seconds=60
+            )
             dispatch = Dispatch(invocation=invocation, deadline=deadline, dispatched_at=start)
-            await publisher.publish(OutgoingMessage(topology.subjects.dispatch("f"), encode(dispatch)))
+            headers = ticket_headers(TICKETS.sign_record(id_, dispatched_record(dispatch)))
+            message = OutgoingMessage(topology.subjects.dispatch("f"), encode(dispatch), headers=headers)
+            await publisher.publish(message)
 
         async def remaining() -> list[str]:
             messages = iter_messages(nats, stream, topology.subjects.dispatch("f"))

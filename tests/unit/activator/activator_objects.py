@@ -3,7 +3,9 @@
 from typing import Any
 
 from gpu_runtime.activator.autoscaler import ObservedFunction, Worker, WorkerState
+from gpu_runtime.contract.crd.function_queue import FunctionQueue, FunctionQueueSpec, FunctionRef
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, GPUUnitStatus, Serverless, StorageMount
+from gpu_runtime.contract.crd.well_known import SYSTEM_NAMESPACE, function_queue_name
 from gpu_runtime.kube.meta import ObjectMeta
 
 MOUNT = StorageMount(name="models", mount_path="/models")
@@ -16,6 +18,18 @@ def unit(name: str, *, worker_of: str = "", phase: str | None = None, mounts: bo
     metadata = ObjectMeta(name=name, namespace="units", uid=f"uid-{name}", annotations=annotations, **options)
     spec = GPUUnitSpec(spec_name="g1.1", serverless=serverless, storage_mounts=(MOUNT,) if mounts else ())
     return GPUUnit(metadata=metadata, spec=spec, status=GPUUnitStatus(phase=phase))
+
+
+def queue(*workers: GPUUnit) -> FunctionQueue:
+    """Build the queue of the function `f`, with these workers."""
+    spec = FunctionQueueSpec(
+        function_id="id-f",
+        request_id="f",
+        function=FunctionRef(namespace="units", name="f", uid="uid-f"),
+        workers={each.metadata.uid: each.metadata.name for each in workers},
+    )
+    metadata = ObjectMeta(name=function_queue_name("f"), namespace=SYSTEM_NAMESPACE, uid="uid-queue")
+    return FunctionQueue(metadata=metadata, spec=spec)
 
 
 def worker(slot: int, state: WorkerState = WorkerState.SERVING, idle: float | None = None, **fields: Any) -> Worker:

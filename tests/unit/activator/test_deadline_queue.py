@@ -10,7 +10,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def dispatch(name: str, seconds: float) -> Dispatch:
-    invocation = Invocation(invocation_id=name, serverless_request_id="f", timeout_seconds=seconds)
+    invocation = Invocation(invocation_id=name, serverless_request_id="f", function_id="f", timeout_seconds=seconds)
     return Dispatch(invocation=invocation, deadline=BEGIN + timedelta(seconds=seconds), dispatched_at=BEGIN)
 
 

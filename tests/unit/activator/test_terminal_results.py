@@ -9,9 +9,10 @@ from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.invocation_record import NO_TAKEOVER, InvocationRecord, RecordAtRevision, Termination
 from gpu_runtime.contract.messages.subjects import Subjects
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import new_termination_publisher
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.publisher import PubAck
+from tests.ticket_keys import TICKETS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -51,10 +52,11 @@ async def test_invocation_that_is_terminated_twice_is_counted_once(
 ) -> None:
     metrics = ActivatorMetrics()
     publisher: Any = DeduplicatingPublisher()
-    results = TerminalResultPublisher(ResultPublisher(Subjects(), publisher), metrics, stage)
+    results = TerminalResultPublisher(new_termination_publisher(Subjects(), publisher, TICKETS), metrics, stage)
     record = InvocationRecord(
         request_hash="h",
         serverless_request_id="f",
+        function_id="f",
         enqueued_at=NOW,
         deadline=NOW,
         updated_at=NOW,

@@ -28,7 +28,7 @@ class Clock:
 def event(kind: str, sequence: int, in_flight: int = 0, pod_uid: str = "one", at: float = 0) -> WorkerEvent:
     return WorkerEvent(
         kind=WorkerEventKind(kind),
-        serverless_request_id="f",
+        function_id="id-f",
         unit=KEY.name,
         namespace=KEY.namespace,
         pod_uid=pod_uid,
