@@ -24,6 +24,12 @@ UNITS_BY_SOURCE_STOCK = "source-stock"
 UNITS_BY_STORAGE = "storage"
 """Units by the storages that they mount."""
 
+FUNCTIONS_BY_REQUEST_ID = "request-id"
+"""Functions by requestID."""
+
+QUEUES_BY_UNIT_UID = "unit-uid"
+"""FunctionQueues by the UID of each unit that may read the queue."""
+
 PODS_WAITING_FOR_GPUS = "waiting"
 """Index with a single key, which selects the pods of active units that wait until a node has enough free GPUs."""
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
@@ -11,6 +12,7 @@ from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.contract.prepared_units import is_adoptable
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers, new_informers
+from gpu_runtime.controller_manager.function_queues import FunctionQueues
 from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import GPUStorageMappers
 from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
 from gpu_runtime.controller_manager.gpu_unit.adoption import PodAdopter
@@ -24,12 +26,15 @@ from gpu_runtime.controller_manager.orphan_collector import OrphanCollector
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
 from gpu_runtime.controller_manager.storage_locks import StorageLocks
+from gpu_runtime.controller_manager.unstructured import RawNetworkPolicy
+from gpu_runtime.controller_manager.workload.namespace_isolation import is_isolation_policy
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.controller import Controller, ControllerOptions
+from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.manager import Manager
-from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.kube.meta import KubeObject, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.health_server import serve_health
 from gpu_runtime.process.kubernetes import connect_kubernetes, new_candidate
@@ -37,6 +42,7 @@ from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.runner import run_process
 
 PROCESS_NAME = "controller-manager"
+T = TypeVar("T", bound=KubeObject)
 
 
 def main(config: Path) -> int:
@@ -60,13 +66,16 @@ def new_manager(client: KubeClient, settings: ControllerManagerSettings, metrics
     """Create the controllers. If leader election is enabled, a write fails after this process has lost leadership."""
     candidate = new_candidate(client, PROCESS_NAME, settings.namespaces.system, settings.leader_election, metrics)
     writer = candidate.client
-    informers = new_informers(client, metrics, settings.resync_seconds)
+    informers = new_informers(client, metrics, settings.resync_seconds, settings.namespaces.system)
     informers.units.add_event_handler(UnitMetrics(metrics.registry, settings.namespaces.stock).observe_change)
     status_writer, storage_locks = StatusWriter(writer, candidate.recorder), StorageLocks()
     lifetimes = UnitLifetimes(writer, informers, status_writer, settings)
     adopter = PodAdopter(writer, informers, settings.namespaces.system)
     releaser = StockReleaser(writer, settings.namespaces.system)
-    units = GPUUnitReconciler(writer, informers, status_writer, settings, storage_locks, lifetimes, adopter, releaser)
+    queues = FunctionQueues(writer, informers, settings.namespaces.system, settings.namespaces.stock)
+    units = GPUUnitReconciler(
+        writer, informers, status_writer, settings, storage_locks, lifetimes, adopter, releaser, queues
+    )
     storages = GPUStorageReconciler(writer, informers, status_writer, settings, storage_locks)
     pools = StockPoolReconciler(writer, informers, status_writer, settings)
     unit_options, storage_options, pool_options = (
@@ -80,11 +89,13 @@ def new_manager(client: KubeClient, settings: ControllerManagerSettings, metrics
     unit_controller = Controller("gpu-unit", informers.units, units.reconcile, unit_options, metrics)
     storage_controller = Controller("gpu-storage", informers.storages, storages.reconcile, storage_options, metrics)
     pool_controller = Controller("stock-pool", informers.pools, pools.reconcile, pool_options, metrics)
+    queue_controller = Controller("function-queue", informers.queues, queues.reconcile, unit_options, metrics)
+    queue_controller.watches(informers.units, queues.map_unit)
     _watch_for_units(unit_controller, informers)
     _watch_for_storages(storage_controller, informers)
     _watch_for_pools(pool_controller, informers)
     collector = OrphanCollector(writer, informers, time.monotonic)
-    runnables = (unit_controller, storage_controller, pool_controller, collector)
+    runnables = (unit_controller, storage_controller, pool_controller, queue_controller, collector)
     shutdown_timeout = settings.graceful_shutdown_timeout_seconds
     return Manager(informers.all, runnables, candidate.elector, candidate.recorder, shutdown_timeout)
 
@@ -98,6 +109,8 @@ def _watch_for_units(controller: Controller[GPUUnit], informers: ControllerInfor
     controller.watches(informers.deployments, mappers.map_deployment)
     controller.watches(informers.units, mappers.map_unit)
     controller.watches(informers.storages, mappers.map_storage)
+    controller.watches(informers.queues, mappers.map_queue)
+    controller.watches(informers.network_policies, partial(_map_isolation, informers.units))
 
 
 def _watch_for_storages(controller: Controller[GPUStorage], informers: ControllerInformers) -> None:
@@ -116,6 +129,15 @@ def _watch_for_pools(controller: Controller[StockPool], informers: ControllerInf
     controller.owns(informers.network_policies)
     controller.watches(informers.pods, _map_pod_to_pool)
     controller.watches(informers.pods, partial(_map_waiting_pod, informers))
+    controller.watches(informers.network_policies, partial(_map_isolation, informers.pools))
+
+
+def _map_isolation(owners: Informer[T], policy: RawNetworkPolicy) -> list[ObjectKey]:
+    """Return one unit or pool of the namespace if a policy of the namespace changes. Its reconcile corrects it."""
+    if not is_isolation_policy(policy):
+        return []
+    keys = (each.metadata.key for each in owners.store.all() if not each.metadata.deletion_timestamp)
+    return [key for key in keys if key.namespace == policy.metadata.namespace][:1]
 
 
 def _map_waiting_pod(informers: ControllerInformers, pod: Pod) -> list[ObjectKey]:

@@ -35,11 +35,13 @@ class ControllerNamespaceSettings(BaseSettings, frozen=True, kw_only=True):
 class ImageSettings(BaseSettings, frozen=True, kw_only=True):
     stock: Name
     """Image of stock units. Use the image of the platform: it contains the module `gpu_runtime.stock_process`, which
-    stock units run."""
+    stock units run. A change of this setting restarts no pod: running pods keep their image until
+    `gpu-runtime units roll --all` replaces them."""
 
     sidecar: str = ""
     """Image of the worker sidecar. If this setting is empty, the sidecar uses images.stock, which contains all
-    processes of the platform."""
+    processes of the platform. A change of this setting restarts no worker: running workers keep their image until
+    `gpu-runtime units roll --all` replaces their pods."""
 
     placeholder: Name
     """Image of the pods of a StockPool that has no spec.image. The image must contain `sh` and `sleep`."""
@@ -67,7 +69,7 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
     """Settings of the sidecar container of every worker. A change of any of them restarts all workers."""
 
     port: PortNumber = 20257
-    """TCP port on which the sidecar serves /healthz, /readyz, /metrics and /drain. A function must not declare this
+    """TCP port on which the sidecar serves /healthz, /readyz, /metrics and /drained. A function must not declare this
     port, because the containers of a pod share one network."""
 
     cpu: ResourceQuantity = "50m"
@@ -121,7 +123,7 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
     """The sidecar container that runs next to the user's container in the pod of a worker."""
 
     egress: EgressSettings = EgressSettings()
-    """Egress rules in the NetworkPolicy of workers."""
+    """Egress rules of workers. One NetworkPolicy per namespace of units contains them."""
 
     def __post_init__(self) -> None:
         if self.credentials_secret.startswith(SECRET_NAME_PREFIX):

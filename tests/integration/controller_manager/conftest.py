@@ -43,6 +43,7 @@ from tests.integration.conftest import CONFIG_DIR
 
 GROUP = "runtime.lokiwager.io"
 UNIT = create_namespaced_resource(GROUP, "v1alpha1", "GPUUnit", "gpuunits")
+QUEUE = create_namespaced_resource(GROUP, "v1alpha1", "FunctionQueue", "functionqueues")
 POOL = create_namespaced_resource(GROUP, "v1alpha1", "StockPool", "stockpools")
 STORAGE = create_namespaced_resource(GROUP, "v1alpha1", "GPUStorage", "gpustorages")
 
@@ -69,6 +70,7 @@ class ControllerManagerProcess:
     folder: Path
     kubeconfig: Path
     settings: Object = field(default_factory=dict)
+    program: tuple[str, ...] = (str(GPU_RUNTIME_PROGRAM),)
     port: int = field(default_factory=free_port)
     process: "subprocess.Popen[bytes] | None" = None
 
@@ -85,7 +87,7 @@ class ControllerManagerProcess:
         config.write_text(yaml.safe_dump(settings | self.settings))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", GPU_RUNTIME_PROGRAM, "controller-manager", "--config", config],
+                ["setpriv", "--pdeathsig", "KILL", "--", *self.program, "controller-manager", "--config", config],
                 stderr=log,
             )
         return self
@@ -160,10 +162,12 @@ class ControllerCluster:
     folder: Path
     managers: list[ControllerManagerProcess] = field(default_factory=list)
 
-    def start_manager(self, **settings: Any) -> ControllerManagerProcess:
+    def start_manager(self, *program: str, **settings: Any) -> ControllerManagerProcess:
+        """Start a controller manager. `program` is a command in place of `gpu-runtime`."""
         number = len(self.managers)
         identity = self.control_plane.kubeconfig_for("manager", CONTROLLER_MANAGER_USER)
         manager = ControllerManagerProcess(self.folder / f"manager-{number}", identity, settings)
+        manager.program = program or manager.program
         self.managers.append(manager)
         return manager.start()
 

@@ -13,6 +13,7 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.well_known import Annotation, operation_name
 from gpu_runtime.controller_manager.controller_informers import new_informers
+from gpu_runtime.controller_manager.function_queues import FunctionQueues
 from gpu_runtime.controller_manager.gpu_unit.adoption import PodAdopter
 from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
@@ -216,8 +217,9 @@ async def test_wrong_clock_records_no_times(
     assert await lifetimes.agreed_time(unit) is None
     settings, informers, writer = lifetimes.settings, lifetimes.informers, lifetimes.status_writer
     adopter, releaser = PodAdopter(kube_client, informers, "x"), StockReleaser(kube_client, "x")
+    queues = FunctionQueues(kube_client, informers, "x", "y")
     reconciler = GPUUnitReconciler(
-        kube_client, informers, writer, settings, StorageLocks(), lifetimes, adopter, releaser
+        kube_client, informers, writer, settings, StorageLocks(), lifetimes, adopter, releaser, queues
     )
     assert await reconciler.reconcile(unit) == RequeueAfter(30.0)
     written = await kube_client.get(GPU_UNITS, unit.metadata.key)

@@ -35,7 +35,7 @@ def test_active_unit_runs_its_own_image_and_command() -> None:
     main = pod["containers"][0]
     assert (main["image"], main["command"], main["args"]) == ("python:3", [], [])
     assert main["terminationMessagePolicy"] == "FallbackToLogsOnError"
-    assert main["securityContext"] == {"allowPrivilegeEscalation": False}
+    assert main["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["NET_RAW"]}}
     assert pod["priorityClassName"] == "gpu-runtime-active"
     assert pod["automountServiceAccountToken"] is False
     assert "runAsNonRoot" not in pod["securityContext"]
@@ -89,7 +89,19 @@ def test_template_decides_user_directory_shutdown_and_pull() -> None:
             "runAsGroup": 12346,
             "fsGroup": 12347,
             "fsGroupChangePolicy": "OnRootMismatch",
+            "sysctls": [{"name": "net.ipv4.ping_group_range", "value": "0 2147483647"}],
         }
+
+
+NO_GPUS = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+
+
+def test_containers_without_gpus_hide_the_gpus_of_the_node() -> None:
+    for gpu, env in ((0, [NO_GPUS]), (1, [])):
+        for pod in (unit_pod(gpu=gpu), pod_of(pool_deployment(observed_pool(pool(gpu=gpu))))):
+            assert pod["containers"][0]["env"] == env
+    (init,) = unit_pod(template={"init": {"command": ["fetch"]}})["initContainers"]
+    assert init["env"] == [NO_GPUS]
 
 
 def test_secrets_and_shared_memory_are_volumes() -> None:
@@ -102,7 +114,7 @@ def test_secrets_and_shared_memory_are_volumes() -> None:
     for pod in (unit_pod(template=template), pod_of(pool_deployment(observed_pool(pool(template=template))))):
         main = pod["containers"][0]
         secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "unit-hub", "key": "token"}}}
-        assert main["env"] == [{"name": "MODE", "value": "fast"}, secret]
+        assert main["env"] == [{"name": "MODE", "value": "fast"}, secret, NO_GPUS]
         assert pod["volumes"] == [
             {"name": "0-shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
             {"name": "0-secret-0", "secret": {"secretName": "unit-tls"}},

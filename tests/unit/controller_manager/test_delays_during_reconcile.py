@@ -8,6 +8,7 @@ import msgspec
 
 from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers, new_informers
+from gpu_runtime.controller_manager.function_queues import FunctionQueues
 from gpu_runtime.controller_manager.gpu_unit.adoption import PodAdopter
 from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
@@ -94,6 +95,7 @@ async def test_unit_may_preempt_if_its_delay_ends_during_the_reconcile() -> None
         UnitLifetimes(client, informers, writer, SETTINGS),
         PodAdopter(client, informers, "runtime-system"),
         StockReleaser(client, "runtime-system"),
+        FunctionQueues(client, informers, "runtime-system", "runtime-stock"),
     )
     result = await reconciler.reconcile(waiting)
     assert isinstance(result, RequeueAfter)

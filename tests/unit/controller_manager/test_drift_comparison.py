@@ -64,6 +64,37 @@ def test_unowned_and_equivalent_fields_are_no_drift(path: tuple[str | int, ...],
     assert matches_desired(with_field(as_stored(DEPLOYMENT, RawDeployment), path, value), DEPLOYMENT)
 
 
+POD = ("template", "spec")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("paused",), True),
+        (("template", "metadata", "labels", "more"), "x"),
+        (
+            ("template", "metadata", "annotations"),
+            {"container.apparmor.security.beta.kubernetes.io/main": "unconfined"},
+        ),
+        ((*POD, "hostNetwork"), True),
+        ((*POD, "hostPID"), True),
+        ((*POD, "shareProcessNamespace"), True),
+        ((*POD, "serviceAccountName"), "default"),
+        ((*POD, "dnsPolicy"), "Default"),
+        ((*POD, "runtimeClassName"), "nvidia"),
+        ((*POD, "ephemeralContainers"), [{"name": "x"}]),
+        ((*POD, "securityContext", "runAsUser"), 0),
+        ((*MAIN, "securityContext", "privileged"), True),
+        ((*MAIN, "securityContext", "runAsUser"), 0),
+        ((*MAIN, "securityContext", "capabilities", "add"), ["SYS_ADMIN"]),
+        ((*MAIN, "envFrom"), [{"secretRef": {"name": "platform"}}]),
+        ((*MAIN, "ports", 0, "hostPort"), 80),
+    ],
+)
+def test_additional_field_of_another_client_is_drift(path: tuple[str | int, ...], value: Any) -> None:
+    assert not matches_desired(with_field(as_stored(DEPLOYMENT, RawDeployment), path, value), DEPLOYMENT)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -1,12 +1,18 @@
 """Adoptable pools delete as many pods as units wait for GPUs, and no more."""
 
 from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec import structs
 
+from gpu_runtime.contract.crd.stock_pool import StockPool, StockPoolSpec
 from gpu_runtime.contract.crd.well_known import Annotation, Label
+from gpu_runtime.controller_manager.controller_informers import new_informers
 from gpu_runtime.controller_manager.indexes import waiting_for_gpus
+from gpu_runtime.controller_manager.stock_pool import pool_rules
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment
 from gpu_runtime.controller_manager.stock_pool.give_way import (
     GiveWay,
@@ -15,12 +21,14 @@ from gpu_runtime.controller_manager.stock_pool.give_way import (
     give_way,
     until_change,
 )
-from gpu_runtime.controller_manager.stock_pool.observe import given_way_to, may_get_stock
+from gpu_runtime.controller_manager.stock_pool.observe import given_way_to, may_get_stock, observe
 from gpu_runtime.controller_manager.stock_pool.status import readiness
 from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import Pod
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import ObjectKey
-from tests.unit.controller_manager.controller_objects import NOON, observed_pool, pool
+from gpu_runtime.kube.metrics import KubeMetrics
+from tests.unit.controller_manager.controller_objects import NOON, SETTINGS, observed_pool, pod, pool, unit
 
 A, B = ObjectKey("n", "a"), ObjectKey("n", "b")
 Pools = dict[ObjectKey, YieldingPool]
@@ -165,6 +173,40 @@ def test_pods_to_which_a_pool_gives_way(changes: dict[str, str], waits: bool) ->
             "nominatedNodeName": changes.get("nominated", ""),
         },
     }
-    pod = msgspec.convert(manifest, Pod)
-    assert bool(waiting_for_gpus(pod)) is waits
-    assert may_get_stock(pod) is ("nominated" in changes or "priority" in changes)
+    found = msgspec.convert(manifest, Pod)
+    assert bool(waiting_for_gpus(found)) is waits
+    assert may_get_stock(found) is ("nominated" in changes or "priority" in changes)
+
+
+async def test_each_pool_is_validated_once_while_a_unit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pool decides for all pools, so the number of validations would otherwise grow with its square."""
+    validated: list[StockPoolSpec] = []
+
+    def count_validation(spec: StockPoolSpec, *_: object) -> list[object]:
+        validated.append(spec)
+        return []
+
+    monkeypatch.setattr(pool_rules, "pool_errors", count_validation)
+    pool_rules.invalid_pool.cache_clear()
+    client = cast(KubeClient, SimpleNamespace(with_options=lambda **_: None))
+    informers = new_informers(client, KubeMetrics(), resync_seconds=600)
+    pools = [named_pool(f"pool-{number}", replicas=number) for number in range(20)]
+    for each in pools:
+        informers.pools.store.put(each)
+    informers.units.store.put(unit(gpu=1))
+    informers.pods.store.put(unit_pod_without_gpus())
+    for each in pools:
+        assert observe(each, informers, SETTINGS, NOON).give_way is not None
+    assert len(validated) == len(pools)
+    pool_rules.invalid_pool.cache_clear()
+
+
+def named_pool(name: str, **spec: Any) -> StockPool:
+    found = pool(image="python", gpu=1, template={"command": ["serve"]}, adoptable=True, **spec)
+    return structs.replace(found, metadata=structs.replace(found.metadata, name=name, uid=name))
+
+
+def unit_pod_without_gpus() -> Pod:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": FULL}
+    labels = {Label.UNIT: "web", Label.UNIT_UID: "uid-of-web", Label.ROLE: "active"}
+    return pod(created="2026-01-01T12:00:00Z", phase="Pending", conditions=[condition], labels=labels)

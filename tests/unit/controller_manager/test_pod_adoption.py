@@ -21,11 +21,12 @@ from gpu_runtime.controller_manager.gpu_unit.adoption import (
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy as unit_network_policy
 from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
-from gpu_runtime.controller_manager.settings import PodSettings
+from gpu_runtime.controller_manager.settings import EgressSettings, PodSettings
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment as pool_deployment
 from gpu_runtime.controller_manager.stock_pool.children.network_policy import network_policy
 from gpu_runtime.controller_manager.stock_pool.status import readiness, status_of
 from gpu_runtime.controller_manager.unstructured import RawDeployment
+from gpu_runtime.controller_manager.workload.namespace_isolation import ISOLATION_POLICY, isolation_policies
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import ApiStatus, KubeConflict
@@ -248,13 +249,24 @@ def test_replica_set_and_deployment_have_the_same_pod_template() -> None:
     assert [each.get("controller") for each in replica_set["metadata"]["ownerReferences"]] == [None]
 
 
-def test_policy_of_the_pool_protects_a_claimed_pod() -> None:
-    policy = network_policy(observed_pool(POOL))
-    assert policy
-    selector = policy["spec"]["podSelector"]["matchLabels"]
-    assert selector.items() <= claimed_pod().metadata.labels.items()
-    assert policy["spec"]["ingress"] == []
+def test_no_policy_opens_a_claimed_pod_before_the_unit_exists() -> None:
+    policies = isolation_policies("runtime-instance", EgressSettings())
+    isolation = policies[ISOLATION_POLICY]
+    assert isolation
+    assert isolation["spec"]["podSelector"]["matchLabels"].items() <= claimed_pod().metadata.labels.items()
+    assert isolation["spec"]["ingress"] == []
+    assert network_policy(observed_pool(POOL)) is None
     assert network_policy(observed_pool(pool())) is None
+
+
+def test_policy_of_a_pool_does_not_open_pods_that_were_prepared_before_the_pool_changed() -> None:
+    policy = network_policy(observed_pool(pool(image="python", template=TEMPLATE)))
+    assert policy
+    selector = policy["spec"]["podSelector"]
+    assert selector["matchLabels"] == {Label.POOL: "warm"}
+    assert selector["matchExpressions"] == [{"key": Label.PREPARED_BY, "operator": "DoesNotExist"}]
+    assert Label.PREPARED_BY in claimed_pod().metadata.labels
+    assert [each["port"] for each in policy["spec"]["ingress"][0]["ports"]] == [80]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +280,7 @@ def test_policy_of_the_pool_protects_a_claimed_pod() -> None:
 )
 def test_status_of_a_pool_says_whether_it_is_adoptable(spec: dict[str, Any], status: str, reason: str) -> None:
     observed = observed_pool(pool(**spec))
-    conditions = {each.type: each for each in status_of(observed, readiness(observed), "").conditions}
+    conditions = {each.type: each for each in status_of(observed, readiness(observed), "", is_built=True).conditions}
     assert (conditions["Adoptable"].status, conditions["Adoptable"].reason) == (status, reason)
 
 

@@ -9,11 +9,13 @@ from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment
 from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy
-from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import DRAIN_SIGNAL_NAME, SETTINGS_ANNOTATION
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, EgressSettings, ServerlessSettings
+from gpu_runtime.controller_manager.workload.namespace_isolation import WORKER_EGRESS_POLICY, isolation_policies
 from gpu_runtime.process.settings import parse_settings
 from gpu_runtime.process.shared_settings import NatsSettings
+from gpu_runtime.worker_sidecar.main import DRAIN_SIGNAL
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 from tests.unit.controller_manager.controller_objects import PORTS, SETTINGS, observed_unit, unit
 
@@ -26,7 +28,7 @@ def settings(**changes: Any) -> ControllerManagerSettings:
 
 
 def template(serverless: Any = FUNCTION, with_settings: ControllerManagerSettings = SETTINGS, **spec: Any) -> Any:
-    observed = observed_unit(unit(serverless=serverless, **spec), settings=with_settings)
+    observed = observed_unit(unit(serverless=serverless, **spec), settings=with_settings, function_id="id-1")
     return deployment(observed)["spec"]["template"]
 
 
@@ -51,7 +53,8 @@ def test_sidecar_settings_annotation_is_valid() -> None:
     nats = NatsSettings(urls=("nats://nats:4222",), user="worker", password_file="/etc/gpu-runtime-nats/password")  # noqa: S106
     annotation = template(with_settings=settings(nats=nats))["metadata"]["annotations"][SETTINGS_ANNOTATION]
     parsed = parse_settings(annotation, WorkerSidecarSettings)
-    assert (parsed.request_id, parsed.worker, parsed.namespace) == ("double", "web", "runtime-instance")
+    assert (parsed.function_id, parsed.request_id) == ("id-1", "double")
+    assert (parsed.worker, parsed.namespace) == ("web", "runtime-instance")
     assert parsed.concurrency == 3
     assert parsed.nats == nats
     assert (parsed.framework.invoke_path, parsed.framework.health_path) == ("/call", "/alive")
@@ -59,9 +62,11 @@ def test_sidecar_settings_annotation_is_valid() -> None:
 
 
 def test_socket_volume_is_mounted_into_both_containers() -> None:
-    sidecar, main = containers()
+    sidecar, main = containers(gpu=1)
     (mount,) = main["volumeMounts"]
     assert mount["mountPath"] == "/run/user"
+    (volume,) = [each for each in template()["spec"]["volumes"] if each["name"] == mount["name"]]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Mi"}
     parsed = parse_settings(template()["metadata"]["annotations"][SETTINGS_ANNOTATION], WorkerSidecarSettings)
     (directory,) = [each["mountPath"] for each in sidecar["volumeMounts"] if each["name"] == mount["name"]]
     assert parsed.framework.socket_path == f"{directory}/my.sock"
@@ -75,7 +80,7 @@ def test_socket_volume_is_mounted_into_both_containers() -> None:
 
 def test_platform_environment_overrides_user_environment() -> None:
     envs = [{"name": "GPU_RUNTIME_SOCKET", "value": "/other"}, {"name": "MINE", "value": "1"}]
-    _, main = containers(template={"envs": envs})
+    _, main = containers(gpu=1, template={"envs": envs})
     env = [(each["name"], each["value"]) for each in main["env"]]
     assert env[:2] == [("MINE", "1"), ("GPU_RUNTIME_SOCKET", "/run/user/my.sock")]
     assert len(env) == 5
@@ -93,7 +98,9 @@ def test_sidecar_is_a_restricted_native_sidecar_container() -> None:
 
 def test_pre_stop_hook_waits_for_the_drain() -> None:
     pod = template()["spec"]
-    assert pod["containers"][0]["lifecycle"]["preStop"]["httpGet"] == {"path": "/drain", "port": 20257}
+    assert pod["containers"][0]["lifecycle"]["preStop"]["httpGet"] == {"path": "/drained", "port": 20257}
+    assert pod["initContainers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sh", "-c", "kill -USR1 1"]
+    assert DRAIN_SIGNAL.name == f"SIG{DRAIN_SIGNAL_NAME}"
     assert pod["terminationGracePeriodSeconds"] > 300
 
 
@@ -113,28 +120,26 @@ def test_sidecar_port_is_rejected_only_for_serverless_units() -> None:
     assert first_violation(UNIT_RULES, observed_unit(unit(template=ports))) is None
 
 
-def policy(**spec: Any) -> Any:
-    fields = {name: spec.pop(name) for name in ("settings",) if name in spec}
-    manifest = network_policy(observed_unit(unit(**spec), **fields))
-    assert manifest
-    return manifest["spec"]
-
-
 def test_network_policy_opens_only_declared_ports() -> None:
-    (rule,) = policy(template={"ports": PORTS})["ingress"]
+    policy = network_policy(observed_unit(unit(template={"ports": PORTS})))
+    assert policy
+    (rule,) = policy["spec"]["ingress"]
     assert [(each["port"], each["protocol"]) for each in rule["ports"]] == [(80, "TCP"), (80, "UDP")]
-    assert policy()["ingress"] == []
-    assert policy()["policyTypes"] == ["Ingress"]
-    assert policy()["podSelector"]["matchLabels"] == {Label.UNIT: "web"}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == {Label.UNIT: "web"}
+    assert network_policy(observed_unit(unit())) is None  # the policy of the namespace denies all ports
     assert network_policy(observed_unit(unit("runtime-stock", template={"ports": PORTS}))) is None
 
 
 def test_restricted_egress_allows_only_dns_and_nats() -> None:
-    restricted = settings(egress=EgressSettings(restrict=True))
-    assert policy(serverless=FUNCTION)["policyTypes"] == ["Ingress"]
-    assert policy(settings=restricted)["policyTypes"] == ["Ingress"]
-    worker = policy(serverless=FUNCTION, settings=restricted)
-    assert worker["policyTypes"] == ["Ingress", "Egress"]
-    dns, nats = worker["egress"]
+    assert isolation_policies("runtime-instance", EgressSettings())[WORKER_EGRESS_POLICY] is None
+    policies = isolation_policies("runtime-instance", EgressSettings(restrict=True))
+    policy = policies[WORKER_EGRESS_POLICY]
+    assert policy
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    selector = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert selector <= template()["metadata"]["labels"].items()
+    assert not selector <= template(None)["metadata"]["labels"].items()
+    dns, nats = policy["spec"]["egress"]
     assert {each["port"] for each in dns["ports"]} == {53}
     assert ([each["port"] for each in nats["ports"]], len(nats["to"])) == ([4222], 1)

@@ -11,7 +11,7 @@ from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.status import readiness
-from gpu_runtime.controller_manager.gpu_unit.stock_release import until_preemption
+from gpu_runtime.controller_manager.gpu_unit.stock_release import until_preemption, until_release_report
 from gpu_runtime.controller_manager.gpu_unit.stock_releaser import COMMIT_POLL_SECONDS, POOL_POLL_SECONDS, StockReleaser
 from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import Pod, PodSpec, PodStatus
@@ -42,6 +42,11 @@ def live_deployment(priority_class: str) -> RawDeployment:
 
 CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unit without stock": (unit(), {}, "gpu-runtime-active"),
+    "worker without stock": (
+        unit(serverless={"enabled": True, "requestID": "f", "workerOf": "f"}),
+        {"pods": (waiting_pod(600),)},
+        "gpu-runtime-handoff",
+    ),
     "first pod": (unit(annotations=FROM_STOCK), {}, "gpu-runtime-handoff"),
     "pod is scheduled": (unit(annotations=FROM_STOCK), {"pods": (pod(),)}, "gpu-runtime-handoff"),
     "pod waits for 9 s": (unit(annotations=FROM_STOCK), {"pods": (waiting_pod(9),)}, "gpu-runtime-handoff"),
@@ -118,13 +123,26 @@ def test_unit_is_reconciled_when_its_pod_may_preempt() -> None:
     assert until_preemption(observed_unit(unit(), pods=(waiting_pod(4),))) is None
 
 
+def test_unit_is_reconciled_when_it_must_report_that_it_waits_for_its_stock() -> None:
+    from_stock = unit(annotations=FROM_STOCK)
+    assert until_release_report(observed_unit(from_stock, pods=(waiting_pod(1),), stock_objects=STOCK_POD)) == 1
+    assert until_release_report(observed_unit(from_stock, pods=(waiting_pod(3),), stock_objects=STOCK_POD)) == 0
+    assert until_release_report(observed_unit(from_stock, pods=(waiting_pod(1),))) is None
+    assert until_release_report(observed_unit(from_stock, pods=(pod(),), stock_objects=STOCK_POD)) is None
+
+
 STOCK_POD = (pod("p"),)
 WAITS_FOR_STOCK = "waiting until no object of the stock unit runtime-stock/stock uses its GPUs"
 READINESS: dict[str, tuple[dict[str, Any], str, str]] = {
     "both pods": (
-        {"pods": (waiting_pod(1),), "stock_objects": STOCK_POD},
+        {"pods": (waiting_pod(2),), "stock_objects": STOCK_POD},
         "StockReleasing",
         WAITS_FOR_STOCK,
+    ),
+    "both pods for a short time": (
+        {"pods": (waiting_pod(1),), "stock_objects": STOCK_POD},
+        "UnitProgressing",
+        "the unit's pod is starting",
     ),
     "stock pod does not end": (
         {"pods": (waiting_pod(60),), "stock_objects": STOCK_POD},

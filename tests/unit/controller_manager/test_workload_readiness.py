@@ -77,7 +77,7 @@ def test_readiness_of_a_pool(replicas: int, fields: Any, phase: str, reason: str
 
 def test_status_of_an_active_unit_has_its_access_url() -> None:
     found = observed_unit(unit(template={"ports": PORTS}, access={"scheme": "https"}), deployment=running_deployment())
-    status = unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes())
+    status = unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes(), is_built=True)
     assert status.access_url == "https://web.runtime-instance.svc.cluster.local:80"
     assert (status.service_name, status.ready_replicas, status.observed_generation) == ("web", 1, 1)
 
@@ -85,21 +85,23 @@ def test_status_of_an_active_unit_has_its_access_url() -> None:
 @pytest.mark.parametrize("found", [unit(), unit("runtime-stock", template={"ports": PORTS})])
 def test_stock_and_units_without_ports_have_no_address(found: Any) -> None:
     observed = observed_unit(found)
-    status = unit_status.status_of(observed, unit_status.readiness(observed), NOW, RunTimes())
+    status = unit_status.status_of(observed, unit_status.readiness(observed), NOW, RunTimes(), is_built=True)
     assert (status.access_url, status.service_name) == (None, None)
 
 
 def test_pool_status_counts_replicas() -> None:
     found = observed_pool(pool(replicas=3, template={"ports": PORTS}), deployment=running_deployment(2))
-    status = pool_status.status_of(found, pool_status.readiness(found), NOW)
+    status = pool_status.status_of(found, pool_status.readiness(found), NOW, is_built=True)
     assert (status.available, status.allocated, status.service_name) == (2, 1, "pool-warm")
 
 
 def test_equal_status_produces_no_patch() -> None:
     found = observed_unit(unit(), deployment=running_deployment())
-    first = unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes())
+    first = unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes(), is_built=True)
     written = observed_unit(msgspec.structs.replace(found.unit, status=first), deployment=running_deployment())
-    again = unit_status.status_of(written, unit_status.readiness(written), "2027-01-01T00:00:00Z", RunTimes())
+    again = unit_status.status_of(
+        written, unit_status.readiness(written), "2027-01-01T00:00:00Z", RunTimes(), is_built=True
+    )
     assert status_patch(first, again) == {}
 
 
@@ -107,8 +109,8 @@ def test_status_patch_removes_obsolete_fields() -> None:
     with_port, without = observed_unit(unit(template={"ports": PORTS})), observed_unit(unit())
     result = unit_status.readiness(without)
     before, after = (
-        unit_status.status_of(with_port, result, NOW, RunTimes()),
-        unit_status.status_of(without, result, NOW, RunTimes()),
+        unit_status.status_of(with_port, result, NOW, RunTimes(), is_built=True),
+        unit_status.status_of(without, result, NOW, RunTimes(), is_built=True),
     )
     assert status_patch(before, after) == {"serviceName": None, "accessURL": None}
 

@@ -18,7 +18,7 @@ the unit was stopped or changed in the meantime, the controller manager deletes 
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 
@@ -30,13 +30,12 @@ from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.crd.well_known import Annotation, Label, unit_labels
 from gpu_runtime.contract.operation_rules import ClaimState, claim_state
 from gpu_runtime.contract.prepared_pods import awaits_unit, unit_patch
-from gpu_runtime.contract.validation import normalize_unit
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.gpu_unit.children import deployment, desired_children
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
+from gpu_runtime.controller_manager.gpu_unit.prepared_profile import fitting_profile
 from gpu_runtime.controller_manager.gpu_unit.unit_operation import belongs_to, find_operation
 from gpu_runtime.controller_manager.unstructured import RAW_NETWORK_POLICIES, RAW_SERVICES
-from gpu_runtime.controller_manager.workload.active_pod import prepared_pod_hash
 from gpu_runtime.controller_manager.workload.drift import is_owned
 from gpu_runtime.controller_manager.workload.sync_children import sync_children
 from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
@@ -72,6 +71,7 @@ class PodAdopter:
             pod, blocked = await await_both(self._find_taken_pod(observed), self._sync_network(observed))
             if pod is None:
                 return None
+            observed = replace(observed, prepared_pod=pod)  # the cache may not show the pod yet
             if not fits_unit(observed, pod):
                 await self._delete(pod)
                 return None
@@ -163,11 +163,10 @@ def is_unit_pod(observed: ObservedUnit, pod: Pod) -> bool:
 
 def fits_unit(observed: ObservedUnit, pod: Pod) -> bool:
     """Whether the unit still needs a pod, and would get an equal one. The settings may have changed in the meantime."""
-    unit = normalize_unit(observed.unit.spec)
-    pod_hash = prepared_pod_hash(unit, observed.settings.pods)
+    unit = observed.unit.spec
     is_needed = observed.deployment is None and unit.running and unit.serverless is None
     # No ReplicaSet adopts a pod that has ended.
-    return is_needed and not pod.has_ended and pod.metadata.annotations.get(Annotation.POD_HASH) == pod_hash
+    return is_needed and not pod.has_ended and fitting_profile(observed, pod) is not None
 
 
 def takes_pod_for(operation: Operation | None, unit: GPUUnit, pod: Pod) -> bool:

@@ -5,10 +5,11 @@ The mappers read only from the informer store of units.
 
 from collections.abc import Iterable
 
+from gpu_runtime.contract.crd.function_queue import FunctionQueue
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Label
-from gpu_runtime.controller_manager.indexes import UNITS_BY_SOURCE_STOCK, UNITS_BY_STORAGE
+from gpu_runtime.controller_manager.indexes import FUNCTIONS_BY_REQUEST_ID, UNITS_BY_SOURCE_STOCK, UNITS_BY_STORAGE
 from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.controller_manager.volume_refs import pod_pvc_keys
 from gpu_runtime.kube.builtin_kinds import Pod
@@ -40,6 +41,14 @@ class GPUUnitMappers:
     def map_unit(self, unit: GPUUnit) -> Iterable[ObjectKey]:
         """Return the units that wait until this stock unit is deleted."""
         return self._units_from_stock(unit.metadata.uid)
+
+    def map_queue(self, queue: FunctionQueue) -> Iterable[ObjectKey]:
+        """Return the units that may read the queue, and the other functions that want its requestID."""
+        spec = queue.spec
+        yield spec.function.key
+        yield from (ObjectKey(spec.function.namespace, name) for name in spec.workers.values())
+        for unit in self._units.by_index(FUNCTIONS_BY_REQUEST_ID, spec.request_id):
+            yield unit.metadata.key
 
     def map_storage(self, storage: GPUStorage) -> Iterable[ObjectKey]:
         return self._units_mounting(storage.metadata.key)

@@ -8,12 +8,18 @@ from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
 
+from gpu_runtime.contract.crd.function_queue import FunctionRef
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.well_known import Annotation, Label, UnitRole, role_of
+from gpu_runtime.contract.crd.well_known import Annotation, Label, UnitRole, function_queue_name, role_of
 from gpu_runtime.contract.prepared_pods import claim_labels
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
-from gpu_runtime.controller_manager.indexes import PODS_BY_PVC, PODS_BY_UNIT_UID, POOL_PODS_WITHOUT_NODE
+from gpu_runtime.controller_manager.indexes import (
+    PODS_BY_PVC,
+    PODS_BY_UNIT_UID,
+    POOL_PODS_WITHOUT_NODE,
+    QUEUES_BY_UNIT_UID,
+)
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.source_stock_ref import SourceStockRef, source_stock
 from gpu_runtime.controller_manager.unstructured import RawDeployment, RawNetworkPolicy, RawService
@@ -40,6 +46,10 @@ class ObservedUnit:
     """Why a volume of the unit's pod cannot be mounted, from the Events of the pod."""
     prepared_pod: Pod | None = None
     """The prepared pod that the handoff of the unit has claimed."""
+    function_id: str = ""
+    """The functionID of the queue that the unit may read. Empty if there is none."""
+    queue_owner: FunctionRef | None = None
+    """The function that owns the requestID of the unit."""
     stock_objects: tuple[KubeObject, ...] = ()
     """The source stock unit, its Deployment and its pods, if they still exist and may use the GPUs."""
     pools_wait: bool = False
@@ -83,6 +93,8 @@ def observe(
             }
         ),
         prepared_pod=_prepared_pod(unit, source_stock(unit), informers),
+        function_id=_function_id(unit, informers),
+        queue_owner=_queue_owner(unit, informers),
         stock_objects=_stock_objects(source_stock(unit), informers),
         pools_wait=bool(informers.pods.store.by_index(POOL_PODS_WITHOUT_NODE, POOL_PODS_WITHOUT_NODE)),
     )
@@ -91,6 +103,18 @@ def observe(
 def _storages(unit: GPUUnit, informers: ControllerInformers) -> dict[str, GPUStorage]:
     storages = {key.name: informers.storages.store.get(key) for key in unit_storage_keys(unit)}
     return {name: storage for name, storage in storages.items() if storage is not None}
+
+
+def _function_id(unit: GPUUnit, informers: ControllerInformers) -> str:
+    queues = informers.queues.store.by_index(QUEUES_BY_UNIT_UID, unit.metadata.uid)
+    return next((queue.spec.function_id for queue in queues), "") if unit.spec.serves_function else ""
+
+
+def _queue_owner(unit: GPUUnit, informers: ControllerInformers) -> FunctionRef | None:
+    request_id = unit.spec.serverless.request_id if unit.spec.serverless else ""
+    namespace = informers.queues.list_options.namespace
+    queue = informers.queues.store.get(ObjectKey(namespace, function_queue_name(request_id))) if request_id else None
+    return queue.spec.function if queue else None
 
 
 def _prepared_pod(unit: GPUUnit, stock: SourceStockRef | None, informers: ControllerInformers) -> Pod | None:

@@ -45,6 +45,36 @@ def sidecar_port_conflict(observed: ObservedUnit) -> Blocked | None:
     )
 
 
+def request_id_taken(observed: ObservedUnit) -> Blocked | None:
+    """Check that the function owns its requestID. A function that does not own its requestID gets no queue and no
+    pod."""
+    if not observed.unit.spec.is_function or not _lacks_queue(observed):
+        return None
+    owner = observed.queue_owner
+    if owner is None:
+        return Blocked(ReadyReason.UNIT_PROGRESSING, "waiting for the queue of the function", failed=False)
+    text = f"function {owner.key} has the same serverless.requestID: delete one of the two functions"
+    return Blocked(ReadyReason.REQUEST_ID_TAKEN, text)
+
+
+def worker_not_recorded(observed: ObservedUnit) -> Blocked | None:
+    """Check that the activator created the worker. The pod of a worker stays if its function is deleted."""
+    spec = observed.unit.spec
+    if not spec.serves_function or spec.is_function or not _lacks_queue(observed):
+        return None
+    text = (
+        "the activator has not recorded this worker, or its function was deleted: do not create units with"
+        " serverless.workerOf, because only the activator creates workers"
+    )
+    return Blocked(ReadyReason.WORKER_NOT_RECORDED, text, failed=False)
+
+
+def _lacks_queue(observed: ObservedUnit) -> bool:
+    """Return whether the unit must not run, because it may not read a queue. A unit can always stop."""
+    stops = not observed.unit.spec.running and observed.deployment is not None
+    return not observed.function_id and not stops
+
+
 def active_mounts(observed: ObservedUnit) -> tuple[StorageMount, ...]:
     """Return the storage mounts of a running unit. A stopped unit has none, so its storages cannot block a stop."""
     return observed.unit.spec.storage_mounts if observed.unit.spec.running else ()
@@ -139,6 +169,8 @@ def _mounted_storages(observed: ObservedUnit) -> list[tuple[str, GPUStorage]]:
 UNIT_RULES: Sequence[UnitRule] = (
     invalid_spec,
     sidecar_port_conflict,
+    request_id_taken,
+    worker_not_recorded,
     storage_missing,
     storage_attached_elsewhere,
     storage_not_attached,

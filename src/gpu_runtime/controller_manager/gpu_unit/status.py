@@ -4,13 +4,18 @@ from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitStatus
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.unit_lifetime import RunTimes, deletes_at, format_time, stops_at
+from gpu_runtime.controller_manager.gpu_unit.children.deployment import unit_build
 from gpu_runtime.controller_manager.gpu_unit.children.service import access_url, service
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
-from gpu_runtime.controller_manager.gpu_unit.stock_release import may_preempt, waits_for_stock
+from gpu_runtime.controller_manager.gpu_unit.stock_release import may_preempt, until_release_report, waits_for_stock
+from gpu_runtime.controller_manager.source_stock_ref import SourceStockRef
 from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods, is_generation_observed
 from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
+from gpu_runtime.controller_manager.workload.pod_profile import new_record
 from gpu_runtime.controller_manager.workload.status_writer import with_ready_condition
 from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
+
+STARTING = WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.UNIT_PROGRESSING, "the unit's pod is starting")
 
 
 def readiness(observed: ObservedUnit) -> WorkloadReadiness:
@@ -19,9 +24,7 @@ def readiness(observed: ObservedUnit) -> WorkloadReadiness:
     if is_available(observed.deployment):
         return WorkloadReadiness(UnitPhase.READY, ReadyReason.UNIT_READY, "the unit's pod is ready")
     if waits_for_stock(observed) and not may_preempt(observed) and (stock := observed.source_stock) is not None:
-        # The text does not change with every object that is deleted, because each change costs a write.
-        text = f"waiting until no object of the stock unit {stock.namespace}/{stock.name} uses its GPUs"
-        return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.STOCK_RELEASING, text)
+        return STARTING if until_release_report(observed) else _waiting_readiness(stock)
     failure = startup_failure(observed.deployment, observed.pods)
     if failure is None and observed.mount_warning:
         failure = f"a volume of the pod cannot be mounted: {observed.mount_warning}"
@@ -29,10 +32,13 @@ def readiness(observed: ObservedUnit) -> WorkloadReadiness:
         return WorkloadReadiness(UnitPhase.FAILED, ReadyReason.POD_STARTUP_FAILED, failure)
     if observed.pod_cache_error:
         return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.POD_STATUS_SYNC_FAILED, observed.pod_cache_error)
-    return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.UNIT_PROGRESSING, "the unit's pod is starting")
+    return STARTING
 
 
-def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str, run: RunTimes) -> GPUUnitStatus:
+def status_of(
+    observed: ObservedUnit, result: WorkloadReadiness, now: str, run: RunTimes, *, is_built: bool
+) -> GPUUnitStatus:
+    """Return the status. `is_built` says whether the Deployment was built from the current spec."""
     metadata, before = observed.unit.metadata, observed.unit.status
     active = observed.role is UnitRole.ACTIVE
     deployment = observed.deployment
@@ -48,6 +54,7 @@ def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str, run: 
         first_ready_time=run.first_ready,
         stops_at=format_time(stops_at(observed.unit.spec, run)) if ends else None,
         deletes_at=format_time(deletes_at(observed.unit)) if ends else None,
+        pod=new_record(unit_build(observed), metadata) if is_built else before.pod,
         conditions=with_ready_condition(before.conditions, result, metadata.generation, now),
     )
 
@@ -59,6 +66,12 @@ def is_available(deployment: RawDeployment | None) -> bool:
     status = deployment.status
     pods = (status.updated_replicas, status.available_replicas, status.replicas)
     return is_generation_observed(deployment) and pods == (1, 1, 1)
+
+
+def _waiting_readiness(stock: SourceStockRef) -> WorkloadReadiness:
+    # The text does not change with every object that is deleted, because each change costs a write.
+    text = f"waiting until no object of the stock unit {stock.namespace}/{stock.name} uses its GPUs"
+    return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.STOCK_RELEASING, text)
 
 
 def _stopped_readiness(observed: ObservedUnit) -> WorkloadReadiness:

@@ -43,13 +43,9 @@ class StockReleaser:
 
     async def release(self, observed: ObservedUnit) -> float | None:
         """End the pods of the stock unit if necessary. Return the delay until the next attempt, or None."""
-        pods = [each for each in observed.stock_objects if isinstance(each, Pod)]
-        using = [pod for pod in pods if not pod.has_ended]
-        not_deleted = [pod for pod in using if pod.metadata.deletion_timestamp is None]
-        stock = observed.source_stock
-        if stock is None or stock.pool or not using:
-            return None
-        if not self._needs_stock(observed) or not not_deleted:
+        self._remember_scarcity(observed)
+        stock, pods = observed.source_stock, self._pods_to_end(observed)
+        if stock is None or not pods:
             return None
         if waits_for_pools(observed):
             return POOL_POLL_SECONDS
@@ -58,7 +54,7 @@ class StockReleaser:
                 return None
             case ClaimState.VALID:
                 return COMMIT_POLL_SECONDS  # the operation can still fail, and then the stock is free again
-        for pod in not_deleted:
+        for pod in pods:
             await self._end(observed, pod)
         return None
 
@@ -75,14 +71,19 @@ class StockReleaser:
                 return state
         return ClaimState.VALID
 
-    def _needs_stock(self, observed: ObservedUnit) -> bool:
-        flavor = observed.unit.spec.spec_name
+    def _remember_scarcity(self, observed: ObservedUnit) -> None:
+        if not _pods_with_gpus(observed):
+            return
         if waits_for_stock(observed):
-            self._scarce.add(flavor)
-        elif any(pod.is_running for pod in observed.pods):  # it got other GPUs
-            self._scarce.discard(flavor)
-            return False
-        return flavor in self._scarce and observed.unit.spec.running
+            self._scarce.add(observed.unit.spec.spec_name)
+        elif _has_gpus(observed):
+            self._scarce.discard(observed.unit.spec.spec_name)
+
+    def _pods_to_end(self, observed: ObservedUnit) -> list[Pod]:
+        unit = observed.unit.spec
+        if not unit.running or unit.spec_name not in self._scarce or _has_gpus(observed):
+            return []
+        return [pod for pod in _pods_with_gpus(observed) if pod.metadata.deletion_timestamp is None]
 
     async def _end(self, observed: ObservedUnit, pod: Pod) -> None:
         """Delete the owners of the pod first. Otherwise they create another pod, which may get the GPUs."""
@@ -97,3 +98,16 @@ class StockReleaser:
     async def _delete(self, resource: ApiResource[Any], key: ObjectKey, uid: str) -> None:
         with suppress(KubeNotFound, KubeConflict):  # the object is deleted, or another object has its name
             await self.client.delete(resource, key, uid=uid)
+
+
+def _pods_with_gpus(observed: ObservedUnit) -> list[Pod]:
+    """The pods of the source stock unit that use GPUs. A prepared pod belongs to the unit."""
+    stock = observed.source_stock
+    if stock is None or stock.pool:
+        return []
+    return [each for each in observed.stock_objects if isinstance(each, Pod) and not each.has_ended]
+
+
+def _has_gpus(observed: ObservedUnit) -> bool:
+    """Whether the unit got other GPUs than those of its stock unit, which still uses them."""
+    return not waits_for_stock(observed) and any(pod.is_running for pod in observed.pods)

@@ -11,11 +11,12 @@ from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.well_known import HANDOFF_PRIORITY_CLASS, Annotation, Label, pool_child_name
 from gpu_runtime.contract.prepared_pods import is_claimed_pod
 from gpu_runtime.contract.prepared_units import is_adoptable, prepared_unit
-from gpu_runtime.contract.validation import normalize_unit, pool_errors
+from gpu_runtime.contract.validation import normalize_unit
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.indexes import PODS_BY_POOL_UID, PODS_WAITING_FOR_GPUS
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.give_way import GiveWay, WaitingPod, YieldingPool, give_way, until_change
+from gpu_runtime.controller_manager.stock_pool.pool_rules import invalid_pool
 from gpu_runtime.controller_manager.unstructured import RawDeployment, RawNetworkPolicy, RawService
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import ObjectKey, parse_timestamp
@@ -77,9 +78,7 @@ def _yielding_pools(
     return {
         each.metadata.key: _yielding_pool(each, informers)
         for each in informers.pools.store.all()
-        if is_adoptable(each.spec)
-        and not each.metadata.deletion_timestamp
-        and not pool_errors(each.spec, "spec", policy)
+        if is_adoptable(each.spec) and not each.metadata.deletion_timestamp and invalid_pool(each.spec, policy) is None
     }
 
 

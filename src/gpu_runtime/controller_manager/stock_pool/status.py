@@ -9,10 +9,12 @@ from gpu_runtime.contract.crd.conditions import (
 )
 from gpu_runtime.contract.crd.stock_pool import StockPoolStatus
 from gpu_runtime.contract.crd.well_known import pool_child_name
+from gpu_runtime.controller_manager.stock_pool.children.deployment import pool_build
 from gpu_runtime.controller_manager.stock_pool.children.service import service
 from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
 from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods, is_generation_observed
 from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
+from gpu_runtime.controller_manager.workload.pod_profile import new_record
 from gpu_runtime.controller_manager.workload.status_writer import with_ready_condition
 from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
 from gpu_runtime.kube.meta import Condition
@@ -38,7 +40,8 @@ def readiness(observed: ObservedPool) -> WorkloadReadiness:
     return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.DEPLOYMENT_PROGRESSING, text)
 
 
-def status_of(observed: ObservedPool, result: WorkloadReadiness, now: str) -> StockPoolStatus:
+def status_of(observed: ObservedPool, result: WorkloadReadiness, now: str, *, is_built: bool) -> StockPoolStatus:
+    """Return the status. `is_built` says whether the Deployment was built from the current spec."""
     metadata, before = observed.pool.metadata, observed.pool.status
     available = _available_replicas(observed.deployment)
     conditions = with_ready_condition(before.conditions, result, metadata.generation, now)
@@ -49,6 +52,7 @@ def status_of(observed: ObservedPool, result: WorkloadReadiness, now: str) -> St
         service_name=pool_child_name(metadata.name) if service(observed) else None,
         observed_generation=metadata.generation,
         last_sync_time=before.last_sync_time,
+        pod=new_record(pool_build(observed), metadata) if is_built else before.pod,
         conditions=set_condition(conditions, _adoptable_condition(observed), now),
     )
 

@@ -5,6 +5,7 @@ The functions check who owns an object and whether it matches the desired manife
 
 import hashlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -26,7 +27,42 @@ IDENTITY_LABELS = (Label.MANAGED_BY, Label.UNIT, Label.POOL)
 
 QUANTITY_FIELDS = ("limits", "requests")
 EXACT_MATCH_FIELDS = (*QUANTITY_FIELDS, "selector", "podSelector", "matchLabels", "affinity", "emptyDir")
-"""Maps that must be equal, because an additional entry would change their meaning. In other maps, it is ignored."""
+"""Maps that must be equal, because an additional entry would change their meaning."""
+
+RESTARTED_AT_ANNOTATION = "kubectl.kubernetes.io/restartedAt"
+"""The annotation that `kubectl rollout restart` adds to a pod template."""
+
+API_SERVER_DEFAULTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "apiVersion": ("v1",),
+        "defaultMode": (0o644,),
+        "dnsPolicy": ("ClusterFirst",),
+        "failureThreshold": (3,),
+        "internalTrafficPolicy": ("Cluster",),
+        "periodSeconds": (10,),
+        "restartPolicy": ("Always",),
+        "scheme": ("HTTP",),
+        "schedulerName": ("default-scheduler",),
+        "sessionAffinity": ("None", "ClientIP"),
+        "successThreshold": (1,),
+        "terminationMessagePath": ("/dev/termination-log",),
+        "timeoutSeconds": (1,),
+    }
+)
+"""Fields that the API server adds to a spec, and their values. Any other additional field is drift: another client
+could for example set `hostNetwork` or `privileged`."""
+
+FREE_FIELDS = (
+    "clusterIP",
+    "clusterIPs",
+    "ipFamilies",
+    "ipFamilyPolicy",
+    "sessionAffinityConfig",
+    "progressDeadlineSeconds",
+    RESTARTED_AT_ANNOTATION,
+)
+"""Additional fields that may have any value. The API server chooses some of them. The others do not affect the
+pods."""
 
 
 def child_manifest(
@@ -68,14 +104,20 @@ def is_orphan(live: KubeObject, desired: Manifest) -> bool:
 
 
 def matches_desired(live: RawObject, desired: Manifest) -> bool:
-    """Return whether the live object equals the desired manifest in every field that the manifest sets."""
+    """Return whether the live object equals the desired manifest. Its metadata may contain more, and its spec may also
+    contain the defaults of the API server."""
     metadata, desired_metadata = live.metadata, desired["metadata"]
     return (
-        _is_subset(desired_metadata["labels"], metadata.labels)
-        and _is_subset(desired_metadata["annotations"], metadata.annotations)
+        desired_metadata["labels"].items() <= metadata.labels.items()
+        and desired_metadata["annotations"].items() <= metadata.annotations.items()
         and all(reference in _owner_references(live) for reference in desired_metadata["ownerReferences"])
-        and _is_subset(desired["spec"], live.spec)
+        and _is_equivalent(desired["spec"], live.spec)
     )
+
+
+def matches_template(live: RawObject | None, template: Manifest) -> bool:
+    """Return whether the live Deployment has this pod template."""
+    return live is not None and _is_equivalent(template, live.spec.get("template"))
 
 
 def update_manifest(live: RawObject, desired: Manifest) -> Manifest:
@@ -106,8 +148,11 @@ def _owner_references(live: RawObject) -> list[Manifest]:
     return [msgspec.to_builtins(reference) for reference in live.metadata.owner_references]
 
 
-def _is_subset(desired: Any, actual: Any, key: str = "") -> bool:
-    """Return whether the actual value has all desired fields. Lists must have the same length. 1024Mi equals 1Gi."""
+def _is_equivalent(desired: Any, actual: Any, key: str = "") -> bool:
+    """Return whether the actual value has all desired fields, and no others except defaults of the API server.
+
+    Lists must have the same length. 1024Mi equals 1Gi.
+    """
     match desired:
         case dict() | list() if desired == actual:  # fast path: most parts are equal
             return True
@@ -115,13 +160,14 @@ def _is_subset(desired: Any, actual: Any, key: str = "") -> bool:
             return (
                 isinstance(actual, dict)
                 and (key not in EXACT_MATCH_FIELDS or actual.keys() <= desired.keys())
+                and all(name in desired or _is_harmless(name, value) for name, value in actual.items())
                 and all(_field_matches(actual, name, value, key) for name, value in desired.items())
             )
         case list():
             return (
                 isinstance(actual, list)
                 and len(desired) == len(actual)
-                and all(_is_subset(one, other) for one, other in zip(desired, actual, strict=True))
+                and all(_is_equivalent(one, other) for one, other in zip(desired, actual, strict=True))
             )
         case str() if key in QUANTITY_FIELDS and isinstance(actual, str):
             return same_quantity(desired, actual)
@@ -133,4 +179,11 @@ def _field_matches(actual: Manifest, name: str, value: Any, key: str) -> bool:
     if name not in actual:
         # The API server omits empty values, and `readOnly: false`, which is the default.
         return value in (None, "", [], {}) or (name == "readOnly" and value is False)
-    return _is_subset(value, actual[name], key if key in QUANTITY_FIELDS else name)
+    return _is_equivalent(value, actual[name], key if key in QUANTITY_FIELDS else name)
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    """Return whether an additional field does not change what the object does."""
+    if name == "annotations" and isinstance(value, dict):
+        return all(_is_harmless(each, entry) for each, entry in value.items())
+    return name in FREE_FIELDS or value in (None, "", [], {}) or value in API_SERVER_DEFAULTS.get(name, ())

@@ -3,6 +3,7 @@
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.template import EnvVar, Template
 from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
+from gpu_runtime.controller_manager.workload.pod_profile import PodProfile
 from gpu_runtime.kube.meta import Manifest
 from gpu_runtime.kube.quantity import canonical_quantity
 
@@ -34,10 +35,11 @@ RESTRICTED_SECURITY_CONTEXT: Manifest = {
 """Security context of containers that run the platform's own code."""
 
 
-def user_pod_security_context(template: Template, require_non_root: bool) -> Manifest:
+def user_pod_security_context(template: Template, require_non_root: bool, profile: PodProfile) -> Manifest:
     """Return the pod security context for images of users. Many of these images run as root."""
     context: Manifest = {
         "seccompProfile": {"type": "RuntimeDefault"},
+        "sysctls": [{"name": name, "value": value} for name, value in profile.sysctls],
         "runAsNonRoot": require_non_root or None,
         "runAsUser": template.run_as_user,
         "runAsGroup": template.run_as_group,
@@ -48,7 +50,9 @@ def user_pod_security_context(template: Template, require_non_root: bool) -> Man
     return {name: value for name, value in context.items() if value is not None}
 
 
-USER_SECURITY_CONTEXT: Manifest = {"allowPrivilegeEscalation": False}
+def user_security_context(profile: PodProfile) -> Manifest:
+    """Return the security context of a container that runs an image of a user."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": list(profile.dropped_capabilities)}}
 
 
 def resources(reserved: Reservation, default_ephemeral_storage: str) -> Manifest:
@@ -93,6 +97,17 @@ def main_container(image: str, template: Template, resource_amounts: Manifest) -
     }
 
 
+HIDDEN_GPUS: Manifest = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+"""Without this variable, the container runtime would give a container the GPUs that the image names."""
+
+
+def user_container(image: str, template: Template, reserved: Reservation, disk: str, profile: PodProfile) -> Manifest:
+    """Return the container `main` with an image of a user. `disk` is the default limit of the disk space."""
+    main = main_container(image, template, resources(reserved, disk))
+    hidden = [HIDDEN_GPUS] if profile.hides_gpus and not reserved.gpu else []
+    return main | {"env": [*main["env"], *hidden], "securityContext": user_security_context(profile)}
+
+
 def _env_var(variable: EnvVar) -> Manifest:
     if variable.value_from is None:
         return {"name": variable.name, "value": variable.value}
@@ -126,6 +141,15 @@ def init_containers(main: Manifest, template: Template) -> list[Manifest]:
         return []
     command = {"name": "init", "command": list(template.init.command), "args": list(template.init.args), "ports": []}
     return [main | command]
+
+
+def policy_ports(template: Template) -> list[Manifest]:
+    """Return the declared ports as NetworkPolicy ports. Without a port, a rule would allow all ports."""
+    return [policy_port(each.port, each.protocol) for each in template.ports]
+
+
+def policy_port(port: int, protocol: str) -> Manifest:
+    return {"port": port, "protocol": protocol, "endPort": None}
 
 
 def service_ports(template: Template) -> list[Manifest]:

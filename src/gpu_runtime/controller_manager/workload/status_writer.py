@@ -1,19 +1,21 @@
 """Writes the status of an object if the status changed. Records a Kubernetes Event if the Ready condition changed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from gpu_runtime.contract.crd import conditions
+from gpu_runtime.controller_manager.workload.status_rate_limit import StatusRateLimit
 from gpu_runtime.controller_manager.workload.workload_readiness import Readiness
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.event_recorder import EventRecorder
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
+from gpu_runtime.printable_text import printable
 
 T = TypeVar("T", bound=KubeObject)
 
@@ -26,6 +28,19 @@ class StatusWriter:
     client: KubeClient
     recorder: EventRecorder
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    rate_limit: StatusRateLimit = field(default_factory=StatusRateLimit)
+
+    async def write_limited(
+        self, informer: Informer[T], owner: T, before: KubeStruct, after: KubeStruct
+    ) -> float | None:
+        """Write the status of an object whose readiness a user's program decides.
+
+        If the status is written too often, write nothing, and return the seconds until the next attempt.
+        """
+        if before != after and (delay := self.rate_limit.take(owner.metadata.uid, self.clock().timestamp())):
+            return delay
+        await self.write_status(informer, owner, before, after)
+        return None
 
     async def write_status(self, informer: Informer[T], owner: T, before: KubeStruct, after: KubeStruct) -> None:
         """Patch the status if it differs from the stored status. Do nothing if the object was deleted."""
@@ -67,7 +82,12 @@ def status_patch(before: KubeStruct, after: KubeStruct) -> dict[str, Any]:
     """Return the merge patch that changes `before` to `after`, without lastSyncTime. Removed fields become null."""
     old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
     names = (old.keys() | new.keys()) - {"lastSyncTime"}
-    return {name: new.get(name) for name in names if old.get(name) != new.get(name)}
+    return {name: _changed(old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+def _changed(old: Any, new: Any) -> Any:
+    """Return the value of a changed field. A merge patch merges objects, so the fields that they lose become null."""
+    return dict.fromkeys(old) | new if isinstance(old, dict) and isinstance(new, dict) else new
 
 
 def _ready_condition(status: KubeStruct) -> Condition | None:
@@ -75,7 +95,11 @@ def _ready_condition(status: KubeStruct) -> Condition | None:
 
 
 def _truncated(message: str) -> str:
-    """Truncate the message, because the API server rejects a status with a message that is too long."""
+    """Truncate the message, because the API server rejects a status with a message that is too long.
+
+    Parts of the message can come from users' programs, for example the last line before a crash.
+    """
+    message = printable(message)
     return message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 1] + "…"
 
 

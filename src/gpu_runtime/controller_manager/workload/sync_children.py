@@ -42,6 +42,11 @@ async def sync_children(
     return None
 
 
+def is_deployment_synced(blocked: Blocked | None) -> bool:
+    """Return whether the Deployment was applied. It is applied after the NetworkPolicy and before the Service."""
+    return blocked is None or blocked.reason is ReadyReason.SERVICE_SYNC_FAILED
+
+
 def requeue_outcome(result: WorkloadReadiness, *delays: float | None) -> ReconcileResult:
     """Return the delay after which to reconcile again even if no event occurs, or `Done` if an event is sufficient.
 

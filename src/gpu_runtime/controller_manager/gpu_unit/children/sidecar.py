@@ -19,6 +19,7 @@ from gpu_runtime.contract.framework_protocol import (
 )
 from gpu_runtime.contract.timing import SIDECAR_SHUTDOWN_TIMEOUT_SECONDS, termination_grace
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
+from gpu_runtime.controller_manager.workload.pod_profile import PodBuild
 from gpu_runtime.controller_manager.workload.pod_template import PLATFORM_UID, RESTRICTED_SECURITY_CONTEXT
 from gpu_runtime.kube.meta import Manifest
 
@@ -38,6 +39,9 @@ fits too. The sidecar does not use the user's path, because a mount at that path
 
 # Storages are volumes of the same pod. Their names never begin with a digit, so they cannot be equal to these names.
 SOCKET_VOLUME, SETTINGS_VOLUME, CREDENTIALS_VOLUME = "0-socket", "0-sidecar-settings", "0-nats-credentials"
+
+DRAIN_SIGNAL_NAME = "USR1"
+"""The signal on which the sidecar drains. Only a process in the container of the sidecar can send it."""
 
 SIDECAR_SECURITY_CONTEXT: Manifest = RESTRICTED_SECURITY_CONTEXT | {
     "runAsNonRoot": True,
@@ -67,7 +71,7 @@ def pod_metadata(labels: dict[str, str], observed: ObservedUnit) -> Manifest:
     }
 
 
-def with_sidecar(pod: Manifest, observed: ObservedUnit) -> Manifest:
+def with_sidecar(pod: Manifest, observed: ObservedUnit, build: PodBuild) -> Manifest:
     """Return the pod spec of a unit. If the unit is a worker, add the sidecar."""
     function = served_function(observed)
     if function is None:
@@ -76,18 +80,18 @@ def with_sidecar(pod: Manifest, observed: ObservedUnit) -> Manifest:
     drain = termination_grace(observed.settings.serverless.sidecar.drain_timeout_seconds)
     return pod | {
         # The sidecar starts first, so that the drain hook works while the user's init command runs.
-        "initContainers": [sidecar_container(observed), *pod["initContainers"]],
+        "initContainers": [sidecar_container(observed, build), *pod["initContainers"]],
         "containers": [_user_container(main, function, observed)],
-        "volumes": [*pod["volumes"], *_volumes(observed)],
+        "volumes": [*pod["volumes"], *_volumes(observed, build)],
         "terminationGracePeriodSeconds": max(drain, pod["terminationGracePeriodSeconds"]),
     }
 
 
-def sidecar_container(observed: ObservedUnit) -> Manifest:
+def sidecar_container(observed: ObservedUnit, build: PodBuild) -> Manifest:
     settings = observed.settings.serverless.sidecar
     return {
         "name": SIDECAR_CONTAINER_NAME,
-        "image": observed.settings.images.sidecar or observed.settings.images.stock,
+        "image": build.platform_image,
         "imagePullPolicy": "IfNotPresent",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "restartPolicy": "Always",
@@ -95,8 +99,9 @@ def sidecar_container(observed: ObservedUnit) -> Manifest:
         "args": ["worker-sidecar", "--config", f"{SETTINGS_DIRECTORY}/{SETTINGS_FILE}"],
         "env": [{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
         "resources": {
-            "limits": {"memory": settings.memory_limit},
-            "requests": {"cpu": settings.cpu, "memory": settings.memory},
+            "limits": {"memory": settings.memory_limit, "ephemeral-storage": build.profile.sidecar_ephemeral_storage},
+            # Without a request, Kubernetes would reserve the limit.
+            "requests": {"cpu": settings.cpu, "memory": settings.memory, "ephemeral-storage": "0"},
         },
         # No startup probe: the kubelet would start the user's container only after the probe has succeeded.
         "startupProbe": None,
@@ -111,6 +116,8 @@ def sidecar_container(observed: ObservedUnit) -> Manifest:
             "periodSeconds": 2,
             "timeoutSeconds": 2,
         },
+        # When the pod ends, the kubelet runs this hook immediately. It stops the sidecar after the user's container.
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"kill -{DRAIN_SIGNAL_NAME} 1"]}}},
         "securityContext": SIDECAR_SECURITY_CONTEXT,
         "volumeMounts": _volume_mounts(observed),
     }
@@ -124,6 +131,7 @@ def settings_file(observed: ObservedUnit, function: Serverless) -> str:
         "health": {"bindAddress": f":{settings.sidecar.port}"},
         "gracefulShutdownTimeoutSeconds": SIDECAR_SHUTDOWN_TIMEOUT_SECONDS,
         "nats": msgspec.to_builtins(settings.nats),
+        "functionID": observed.function_id,
         "requestID": function.request_id,
         "worker": metadata.name,
         "namespace": metadata.namespace,
@@ -157,8 +165,8 @@ def _user_container(main: Manifest, function: Serverless, observed: ObservedUnit
     return main | {
         "env": [*user_env, *({"name": name, "value": value} for name, value in platform_env.items())],
         "volumeMounts": [*main["volumeMounts"], mount],
-        # The kubelet stops the sidecar only after this container has exited. So this hook must start the drain.
-        "lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": observed.settings.serverless.sidecar.port}}},
+        # The kubelet stops this container when the hook returns. So the hook waits until the worker is drained.
+        "lifecycle": {"preStop": {"httpGet": {"path": "/drained", "port": observed.settings.serverless.sidecar.port}}},
     }
 
 
@@ -172,11 +180,11 @@ def _volume_mounts(observed: ObservedUnit) -> list[Manifest]:
     return mounts
 
 
-def _volumes(observed: ObservedUnit) -> list[Manifest]:
+def _volumes(observed: ObservedUnit, build: PodBuild) -> list[Manifest]:
     """Return the volumes of the sidecar. Every user can write to the socket directory, because it is an emptyDir."""
     settings = {"path": SETTINGS_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{SETTINGS_ANNOTATION}']"}}
     volumes: list[Manifest] = [
-        {"name": SOCKET_VOLUME, "emptyDir": {}},
+        {"name": SOCKET_VOLUME, "emptyDir": dict(build.profile.socket_directory)},
         {"name": SETTINGS_VOLUME, "downwardAPI": {"items": [settings]}},
     ]
     if secret := observed.settings.serverless.credentials_secret:

@@ -11,7 +11,8 @@ from gpu_runtime.controller_manager.workload.apply import DesiredChild
 
 def desired_children(observed: ObservedUnit) -> tuple[DesiredChild, ...]:
     return (
-        # The policy is created first, so that no pod is ever reachable on a port that the unit does not declare.
+        # The policies of the namespace exist already, so no client can reach a pod on a port that the unit does not
+        # declare.
         DesiredChild(
             RAW_NETWORK_POLICIES,
             observed.network_policy,

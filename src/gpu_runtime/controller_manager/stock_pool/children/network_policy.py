@@ -1,27 +1,31 @@
-"""Builds the NetworkPolicy of an adoptable pool.
+"""Builds the NetworkPolicy of a pool. It allows ingress to the declared ports of the pool.
 
-It allows no ingress: no client may change the state of a program before the program belongs to a unit. The kubelet can
-still probe the pods.
-
-The policy also applies to a pod that a handoff has claimed, until the policy of the unit applies to the pod.
+An adoptable pool has none, so no client can reach its pods: no client may change the state of a program before the
+program belongs to a unit. The kubelet can still probe the pods. The policies of the namespace deny all other ingress:
+see `workload.namespace_isolation`. They also apply while a handoff takes a pod.
 """
 
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
 from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
 from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
 from gpu_runtime.controller_manager.workload.drift import child_manifest
+from gpu_runtime.controller_manager.workload.pod_template import policy_ports
 from gpu_runtime.kube.meta import Manifest
 
 
 def network_policy(observed: ObservedPool) -> Manifest | None:
-    """Return the policy, or None if the pool is not adoptable and none of its pods was prepared."""
-    if not observed.is_adoptable and not any(Label.PREPARED_BY in pod.metadata.labels for pod in observed.pods):
-        return None
+    """Return the policy, or None if the pool is adoptable or has no ports."""
     metadata, spec = observed.pool.metadata, observed.pool.spec
+    if observed.is_adoptable or not spec.template.ports:
+        return None
     child_spec: Manifest = {
-        "podSelector": {"matchLabels": {Label.PREPARED_BY: metadata.name}, "matchExpressions": []},
+        # If the pool was adoptable before, clients must not reach its prepared pods.
+        "podSelector": {
+            "matchLabels": {Label.POOL: metadata.name},
+            "matchExpressions": [{"key": Label.PREPARED_BY, "operator": "DoesNotExist"}],
+        },
         "policyTypes": ["Ingress"],
-        "ingress": [],
+        "ingress": [{"ports": policy_ports(spec.template), "from": []}],
         "egress": [],
     }
     labels = pool_labels(metadata.name, spec.spec_name)

@@ -11,7 +11,7 @@ from gpu_runtime.controller_manager.workload.apply import DesiredChild
 
 def desired_children(observed: ObservedPool) -> tuple[DesiredChild, ...]:
     return (
-        # The policy is created first, so that no client can ever reach a prepared pod.
+        # The policies of the namespace exist already, so no client can ever reach a prepared pod.
         DesiredChild(
             RAW_NETWORK_POLICIES,
             observed.network_policy,
