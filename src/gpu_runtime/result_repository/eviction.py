@@ -1,10 +1,8 @@
-"""Decides which of the oldest results to evict next. Nothing here awaits or reads a clock."""
+"""Decides which results to evict next. Nothing here awaits or reads a clock."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-
-from gpu_runtime.result_repository.repository import EvictedCounts, RetentionLimits
 
 EVICTION_BATCH_SIZE = 200
 """Maximum number of results that one transaction deletes."""
@@ -23,27 +21,46 @@ class EvictionCandidate:
 
 
 @dataclass(frozen=True)
-class Eviction:
+class EvictionBatch:
     last_number: int
-    """Number of the newest row to delete. All older rows are deleted as well."""
-    evicted: EvictedCounts
+    """Number of the newest row to delete. All older candidates are deleted as well."""
+    count: int
 
 
-def plan_eviction(
-    oldest: Iterable[EvictionCandidate], used_bytes: int, limits: RetentionLimits, now: datetime
-) -> Eviction | None:
-    """Return the next batch to evict, or None if no result has to be evicted. `oldest` is in ascending order.
+@dataclass(frozen=True)
+class Surplus:
+    """By how much the results exceed their maximum size, and by how much the largest function exceeds the others."""
 
-    The batch ends before the first result that can stay. A later result may have an older timestamp if the clock was
-    changed, but it stays as well: eviction must leave no gaps in the row numbers, because the repository computes the
-    number of results from the first and the last row number.
+    excess_bytes: int
+    """Size of the database above its maximum."""
+    margin_bytes: int
+    """Bytes of the largest function above those of the next function, plus a tolerance, so that a batch does not delete
+    only one result if two functions have the same size."""
+
+
+def expired_batch(oldest: Iterable[EvictionCandidate], stored_before: datetime) -> EvictionBatch | None:
+    """Return the expired results to evict next, or None. `oldest` is in ascending order.
+
+    The batch ends before the first result that has not expired. A later result may have an older timestamp if the clock
+    was changed, but it stays until the results before it expire.
     """
-    last_number, by_ttl, by_size, freed_bytes = None, 0, 0, 0
-    for each in oldest:
-        is_expired = each.stored_at < now - limits.max_age
-        is_oversized = used_bytes - freed_bytes > limits.max_bytes
-        if not (is_expired or is_oversized) or freed_bytes >= EVICTION_BATCH_BYTES:
+    batch, freed_bytes = None, 0
+    for count, each in enumerate(oldest, 1):
+        if each.stored_at >= stored_before or freed_bytes >= EVICTION_BATCH_BYTES:
             break
-        last_number, freed_bytes = each.number, freed_bytes + each.size_bytes
-        by_ttl, by_size = by_ttl + is_expired, by_size + (not is_expired)
-    return Eviction(last_number, EvictedCounts(by_ttl, by_size)) if last_number is not None else None
+        batch, freed_bytes = EvictionBatch(each.number, count), freed_bytes + each.size_bytes
+    return batch
+
+
+def oversized_batch(oldest_of_largest: Iterable[EvictionCandidate], surplus: Surplus) -> EvictionBatch:
+    """Return the results to evict next because the database exceeds its maximum size.
+
+    The candidates are the oldest results of the function with the most bytes, in ascending order. The batch ends when
+    another function has more bytes. So functions of equal size lose about the same number of bytes.
+    """
+    last_number, count, freed_bytes = 0, 0, 0
+    for each in oldest_of_largest:
+        last_number, count, freed_bytes = each.number, count + 1, freed_bytes + each.size_bytes
+        if freed_bytes >= min(surplus.excess_bytes, surplus.margin_bytes, EVICTION_BATCH_BYTES):
+            break
+    return EvictionBatch(last_number, count)

@@ -61,7 +61,10 @@ class RepositorySize:
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """Maximum age of results, and maximum total size. Above that size, the oldest results are evicted early."""
+    """Maximum age of results, and maximum total size.
+
+    Above that size, the oldest results of the function with the most bytes are evicted early.
+    """
 
     max_age: timedelta
     max_bytes: int
@@ -84,7 +87,7 @@ class ResultRepository(Protocol):
         ...
 
     async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
-        """Delete one batch of results that exceed the limits, oldest first.
+        """Delete one batch of results that exceed the limits: first expired ones, then those of the largest function.
 
         The batch is small, because inserts wait for the deletion.
         """

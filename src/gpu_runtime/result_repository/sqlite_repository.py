@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_runtime.result_repository.errors import RepositoryUnavailable
-from gpu_runtime.result_repository.eviction import EVICTION_BATCH_SIZE, EvictionCandidate, plan_eviction
+from gpu_runtime.result_repository.eviction import (
+    EVICTION_BATCH_SIZE,
+    EvictionCandidate,
+    Surplus,
+    expired_batch,
+    oversized_batch,
+)
 from gpu_runtime.result_repository.repository import (
     EvictedCounts,
     InsertOutcome,
@@ -41,11 +47,17 @@ _SELECT_PAGE = """
     WHERE request_id = :request_id AND number < :before AND (:state IS NULL OR state = :state)
     ORDER BY number DESC LIMIT :limit"""
 _SELECT_OLDEST = "SELECT number, stored_at, length(head) + length(body) FROM results ORDER BY number LIMIT ?"
+_SELECT_TWO_LARGEST_FUNCTIONS = "SELECT request_id, result_bytes FROM function_usage ORDER BY result_bytes DESC LIMIT 2"
+_SELECT_OLDEST_OF_FUNCTION = """
+    SELECT number, stored_at, length(head) + length(body) FROM results WHERE request_id = ? ORDER BY number LIMIT ?"""
 _DELETE_UP_TO = "DELETE FROM results WHERE number <= ?"
-# Only the oldest results are deleted, so there are no gaps between the first and the last row number.
-_SELECT_COUNT = "SELECT coalesce((SELECT max(number) FROM results) - (SELECT min(number) FROM results) + 1, 0)"
+_DELETE_OF_FUNCTION_UP_TO = "DELETE FROM results WHERE request_id = ? AND number <= ?"
+_SELECT_COUNT = "SELECT coalesce(sum(result_count), 0) FROM function_usage"
 
 _MAX_ROW_NUMBER = 2**63 - 1
+
+TOLERANCE_DIVISOR = 1024
+"""A function can lose up to this part of the maximum size of the database more than another function of equal size."""
 
 
 class SQLiteThread:
@@ -157,16 +169,33 @@ def _get_page(database: sqlite3.Connection, parameters: dict[str, int | str | No
 
 
 def _evict(database: sqlite3.Connection, limits: RetentionLimits, now: datetime) -> EvictedCounts:
-    oldest = (
-        EvictionCandidate(number, datetime.fromtimestamp(stored_at / 1000, UTC), size)
-        for number, stored_at, size in database.execute(_SELECT_OLDEST, (EVICTION_BATCH_SIZE,)).fetchall()
-    )
-    eviction = plan_eviction(oldest, _used_bytes(database), limits, now)
-    if eviction is None:
+    expired = expired_batch(_candidates(database, _SELECT_OLDEST, EVICTION_BATCH_SIZE), now - limits.max_age)
+    if expired:
+        with _transaction(database):
+            database.execute(_DELETE_UP_TO, (expired.last_number,))
+        return EvictedCounts(by_ttl=expired.count)
+    if (excess_bytes := _used_bytes(database) - limits.max_bytes) <= 0:
         return EvictedCounts()
+    return _evict_from_largest_function(database, excess_bytes, limits)
+
+
+def _evict_from_largest_function(
+    database: sqlite3.Connection, excess_bytes: int, limits: RetentionLimits
+) -> EvictedCounts:
+    usage = database.execute(_SELECT_TWO_LARGEST_FUNCTIONS).fetchall()
+    if not usage:
+        return EvictedCounts()
+    (largest, most_bytes), (_, next_bytes) = [*usage, ("", 0)][:2]
+    surplus = Surplus(excess_bytes, most_bytes - next_bytes + limits.max_bytes // TOLERANCE_DIVISOR)
+    batch = oversized_batch(_candidates(database, _SELECT_OLDEST_OF_FUNCTION, largest, EVICTION_BATCH_SIZE), surplus)
     with _transaction(database):
-        database.execute(_DELETE_UP_TO, (eviction.last_number,))
-    return eviction.evicted
+        database.execute(_DELETE_OF_FUNCTION_UP_TO, (largest, batch.last_number))
+    return EvictedCounts(by_size=batch.count)
+
+
+def _candidates(database: sqlite3.Connection, statement: str, *parameters: str | int) -> Iterator[EvictionCandidate]:
+    for number, stored_at, size in database.execute(statement, parameters).fetchall():
+        yield EvictionCandidate(number, datetime.fromtimestamp(stored_at / 1000, UTC), size)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpu_runtime.result_repository.errors import RepositoryIncompatible, RepositoryUnavailable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x47525253
 """SQLite application_id that marks the file as a result database."""
 
@@ -17,6 +17,9 @@ MAX_WAL_BYTES = 64 * 1024 * 1024
 
 # `body` is the last column, so a query for the other columns does not read the body. The index contains the state. So a
 # query for the failed results of a function searches only the index, even if the function has many results.
+#
+# Triggers count the results and bytes of each function in the transaction of the insert or delete, so the counts are
+# correct after a crash. 256 is an estimate of the size of a row and its index entries, without head and body.
 SCHEMA_STATEMENTS = (
     """
     CREATE TABLE results (
@@ -29,6 +32,25 @@ SCHEMA_STATEMENTS = (
         body BLOB NOT NULL
     )""",
     "CREATE INDEX results_of_a_function ON results (request_id, number, state)",
+    """
+    CREATE TABLE function_usage (
+        request_id TEXT PRIMARY KEY,
+        result_count INTEGER NOT NULL,
+        result_bytes INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    """
+    CREATE TRIGGER result_inserted AFTER INSERT ON results BEGIN
+        INSERT INTO function_usage VALUES (new.request_id, 1, length(new.head) + length(new.body) + 256)
+        ON CONFLICT (request_id) DO UPDATE SET
+            result_count = result_count + 1, result_bytes = result_bytes + excluded.result_bytes;
+    END""",
+    """
+    CREATE TRIGGER result_deleted AFTER DELETE ON results BEGIN
+        UPDATE function_usage
+        SET result_count = result_count - 1, result_bytes = result_bytes - (length(old.head) + length(old.body) + 256)
+        WHERE request_id = old.request_id;
+        DELETE FROM function_usage WHERE request_id = old.request_id AND result_count = 0;
+    END""",
 )
 
 _TRANSIENT_ERROR_CODES = frozenset(
@@ -100,9 +122,9 @@ def _checked_version(database: sqlite3.Connection, path: Path) -> int:
             f"{path} is a SQLite database, but not a result database; set database.path to another file"
         )
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
+    if version not in (0, SCHEMA_VERSION):
         raise RepositoryIncompatible(
-            f"{path} has schema version {version}; this process supports up to version {SCHEMA_VERSION}:"
-            " upgrade the result store"
+            f"{path} has schema version {version}; this process supports only version {SCHEMA_VERSION}:"
+            " run the version of the result store that created the file, or set database.path to another file"
         )
     return version

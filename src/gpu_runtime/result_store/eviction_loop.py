@@ -1,4 +1,8 @@
-"""Evicts results that exceed the maximum age, and the oldest results while the database exceeds its maximum size."""
+"""Evicts results that exceed the maximum age. While the database exceeds its maximum size, it evicts more results.
+
+These results belong to the function with the most bytes in the database. So the results of one function do not
+evict the results of other functions.
+"""
 
 import asyncio
 import logging

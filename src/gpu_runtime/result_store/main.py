@@ -13,7 +13,9 @@ from typing import TypeVar
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.errors import Rejected
+from gpu_runtime.contract.messages.invocation_ticket import TicketKeyring
 from gpu_runtime.contract.messages.result_query import RESULT_QUERY, RESULTS_QUERY
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
@@ -25,6 +27,7 @@ from gpu_runtime.process.health_server import HealthCheck, serve_health
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, stream_topology
 from gpu_runtime.process.runner import run_process, unless_stopped
+from gpu_runtime.process.ticket_key_file import TicketKeyFile
 from gpu_runtime.result_repository.errors import RepositoryIncompatible, RepositoryUnavailable
 from gpu_runtime.result_repository.repository import ResultRepository
 from gpu_runtime.result_repository.sqlite_repository import open_repository
@@ -53,6 +56,7 @@ class ResultStore:
         nats: NatsConnection,
         results: ResultRepository,
         metrics: ResultStoreMetrics,
+        tickets: TicketKeyring,
     ) -> None:
         self._nats, self._topology = nats, stream_topology(settings.nats)
         publisher = Publisher(nats)
@@ -64,6 +68,8 @@ class ResultStore:
             self._topology.subjects,
             settings.nats.streams.max_payload_bytes,
             metrics,
+            tickets,
+            IgnoredMessages(metrics.ignored_messages),
         )
         # No delivery limit: a result must not be dead-lettered because the disk was full for a long time.
         options = ConsumeOptions(max_in_flight=settings.batch_size, max_deliveries=None)
@@ -110,7 +116,9 @@ def main(config: Path) -> int:
 async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
     """Store results and answer queries until `stopping` is set."""
     registry, topology = new_registry(PROCESS_NAME), stream_topology(settings.nats)
+    key_file = TicketKeyFile(settings.tickets)
     async with connect_nats_or_fault(nats_options(settings.nats, PROCESS_NAME)) as nats, AsyncExitStack() as stack:
+        await stack.enter_async_context(key_file.watched())
         readiness = ResultStoreReadiness(nats)
         await stack.enter_async_context(serve_health(settings.health, registry, stopping, readiness.checks))
         results = await unless_stopped(stopping, _open_with_retry(stack, Path(settings.database.path), readiness))
@@ -119,7 +127,7 @@ async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Even
             ensure_with_retry(nats, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers())),
         )
         if results is not None and not stopping.is_set():
-            readiness.store = ResultStore(settings, nats, results, ResultStoreMetrics(registry))
+            readiness.store = ResultStore(settings, nats, results, ResultStoreMetrics(registry), key_file.keyring)
             await readiness.store.run(stopping)
 
 

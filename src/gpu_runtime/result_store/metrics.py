@@ -4,6 +4,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gpu_runtime.contract.messages.subjects import Stream
+
 _DURATION_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -24,6 +26,12 @@ class ResultStoreMetrics:
             "Number of messages of the RESULT stream that the result store dead-lettered, because they are not valid"
             " results",
         )
+        self.ignored_messages = counter(
+            "gpu_runtime_messages_ignored",
+            "Number of messages that this process ignored because they have no valid ticket, by stream",
+            ["stream"],
+        )
+        self.ignored_messages.labels(Stream.RESULT.name)  # start at 0, so that increase() sees the first message
         self.batch_results = histogram(
             "gpu_runtime_result_batch_size",
             "Number of results in one database transaction",

@@ -13,11 +13,13 @@ import msgspec
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_messages import check_subject, dead_letter_failure
-from gpu_runtime.contract.messages.invocation_record import ResultStored, record_from_headers
+from gpu_runtime.contract.messages.invocation_messages import check_result, check_subject, dead_letter_failure
+from gpu_runtime.contract.messages.invocation_record import ResultStored
+from gpu_runtime.contract.messages.invocation_ticket import InvalidTicket, TicketKeyring, header_record
 from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
 from gpu_runtime.contract.messages.result import Result, ResultState, with_body
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore, RecordMissing, RecordUnreadable
 from gpu_runtime.jetstream.delivery import (
     AckDelivery,
@@ -42,20 +44,29 @@ class ResultConsumer:
     subjects: Subjects
     max_body_bytes: int
     metrics: ResultStoreMetrics
+    tickets: TicketKeyring
+    ignored: IgnoredMessages
 
     async def handle(self, delivery: Delivery) -> DeliveryOutcome:
         try:
-            row = row_from_result(read_result(delivery, self.subjects, self.max_body_bytes))
+            ticket = self.tickets.verify(delivery.headers)  # first, because it costs much less than the decoding
+            result = read_result(delivery, self.subjects, self.max_body_bytes)
+            check_result(result, ticket)
+        except InvalidTicket as error:
+            self.ignored.add(Stream.RESULT, delivery.subject, error)
+            return AckDelivery()
         except Rejected as error:
             self.metrics.invalid_messages.inc()
             return DeadLetterDelivery(error.message, FailureClass.BAD_MESSAGE)
+        row = row_from_result(result)
         try:
             outcome = await self.batch_writer.store(row)
             # The record becomes terminal after the result is stored. So a reader of a terminal record always finds the
-            # result. Nothing is left to do if the record has expired.
+            # result. Nothing is left to do if the record has expired, or if another invocation has the ID now.
             event = ResultStored(datetime.now(UTC), ResultState(outcome.state))
             with contextlib.suppress(RecordMissing):
-                await self.records.apply(row.invocation_id, event, record_from_headers(delivery.headers))
+                known = header_record(delivery.headers, ticket)
+                await self.records.apply(row.invocation_id, event, known, ticket=ticket)
         except RecordUnreadable as error:
             return error.to_nak()
         except RepositoryUnavailable as error:
@@ -66,7 +77,8 @@ class ResultConsumer:
         return AckDelivery()
 
     async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> None:
-        letters, now = DeadLetterBuilder(self.subjects, Stream.RESULT), to_utc_milliseconds(datetime.now(UTC))
+        letters = DeadLetterBuilder(self.subjects, Stream.RESULT, self.tickets.message_id)
+        now = to_utc_milliseconds(datetime.now(UTC))
         await self.publisher.publish(letters.message(delivery, dead_letter_failure(outcome), now))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from gpu_runtime.process.settings import BaseSettings
-from gpu_runtime.process.shared_settings import NatsSettings, ProcessSettings
+from gpu_runtime.process.shared_settings import NatsSettings, ProcessSettings, TicketSettings
 from gpu_runtime.result_repository.repository import RetentionLimits
 
 MIB = 1024**2
@@ -27,8 +27,8 @@ class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
 
     max_bytes: Annotated[int, Meta(ge=MIB)] = 8 * 1024**3
     """Maximum size in bytes of the results in the database, including indexes. Above this size, the result store evicts
-    the oldest results before they reach maxAgeSeconds. Set this size at least 512 MiB lower than the size of the
-    volume."""
+    results before they reach maxAgeSeconds: the oldest results of the function with the most bytes. Set this size at
+    least 512 MiB lower than the size of the volume."""
 
     @property
     def limits(self) -> RetentionLimits:
@@ -39,6 +39,9 @@ class ResultStoreSettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
     """Connection to NATS, and limits of the streams. The result store truncates the body of a result to
     nats.streams.maxPayloadBytes."""
+
+    tickets: TicketSettings = TicketSettings()
+    """Keys of invocation tickets. The result store stores only results that have a valid ticket."""
 
     database: DatabaseSettings = DatabaseSettings()
     """Database in which the results are stored."""

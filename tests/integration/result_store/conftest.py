@@ -18,6 +18,7 @@ import yaml
 from aiohttp import ClientError, ClientSession
 
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordAtRevision, record_headers
+from gpu_runtime.contract.messages.invocation_ticket import ticket_headers
 from gpu_runtime.contract.messages.message_codec import Message, decode, encode, to_utc_milliseconds
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.result_query import (
@@ -42,6 +43,7 @@ from gpu_runtime.result_store.settings import ResultStoreSettings
 from localcluster.free_ports import free_port
 from localcluster.nats_server import NatsAccount
 from tests.bulk_publish import publish_many
+from tests.ticket_keys import TICKET_SECTION, TICKETS
 
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 NOW = to_utc_milliseconds(datetime.now(UTC))
@@ -50,6 +52,15 @@ STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 3, "maxStreamBytes": 25
 """Small streams, because the server reserves the maximum size of every stream."""
 TOPOLOGY = StreamTopology(
     limits=StreamLimits(result_ack_wait_seconds=3, max_bytes=256 * MIB, dead_letter_max_bytes=64 * MIB)
+)
+
+NEW_RECORD = InvocationRecord(
+    request_hash="hash",
+    serverless_request_id="thumbs",
+    function_id="thumbs",
+    enqueued_at=NOW,
+    deadline=NOW + timedelta(minutes=1),
+    updated_at=NOW,
 )
 
 M = TypeVar("M", bound=Message)
@@ -79,6 +90,7 @@ class InProcessResultStore:
                 "nats": {"urls": [self.url], "streams": self.streams},
                 "database": {"path": str(self.database)},
                 "retention": self.retention,
+                **TICKET_SECTION,
             }
         )
 
@@ -190,16 +202,14 @@ class ResultStoreHarness:
 
     async def create_record(self, invocation_id: str) -> RecordAtRevision:
         """Create the record of an invocation."""
-        record = InvocationRecord(
-            request_hash="hash",
-            serverless_request_id="thumbs",
-            enqueued_at=NOW,
-            deadline=NOW + timedelta(minutes=1),
-            updated_at=NOW,
-        )
+        record = NEW_RECORD
         revision = await self.records.create(invocation_id, encode(record))
         assert revision is not None
         return RecordAtRevision(record, revision)
+
+    def ticket_headers(self, invocation_id: str) -> dict[str, str]:
+        """Return the header with the ticket of an invocation."""
+        return ticket_headers(TICKETS.sign_record(invocation_id, NEW_RECORD))
 
     async def record(self, invocation_id: str) -> InvocationRecord | None:
         entry = await self.records.get(invocation_id)
@@ -207,9 +217,14 @@ class ResultStoreHarness:
 
     async def publish_results(self, results: Iterable[Result], record: RecordAtRevision | None = None) -> None:
         subject = self.topology.subjects.result("thumbs")
-        headers = record_headers(record) if record else {}
         outcomes = await publish_many(
-            self.publisher, (OutgoingMessage(subject, encode(each), "", headers) for each in results)
+            self.publisher,
+            (
+                OutgoingMessage(
+                    subject, encode(each), "", record_headers(record) | self.ticket_headers(each.invocation_id)
+                )
+                for each in results
+            ),
         )
         assert all(isinstance(each, PubAck) for each in outcomes)
 
@@ -262,6 +277,7 @@ def result(invocation_id: str, state: ResultState = ResultState.SUCCEEDED, body:
     without_body = Result(
         invocation_id=invocation_id,
         serverless_request_id="thumbs",
+        function_id="thumbs",
         state=state,
         timings=Timings(enqueued_at=NOW, finished_at=NOW),
         worker="thumbs-1",

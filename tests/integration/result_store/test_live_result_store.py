@@ -11,7 +11,8 @@ import pytest
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, RecordState, Termination
+from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, RecordState, Termination, record_headers
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER, ticket_headers
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import ResultState
@@ -21,6 +22,7 @@ from gpu_runtime.contract.messages.result_query import (
     GetResultResponse,
     ListResultsResponse,
 )
+from gpu_runtime.jetstream.api import api_request
 from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 from tests.integration.jetstream.sample_streams import RecordingHandler, running_consumer
@@ -114,15 +116,33 @@ async def test_undecodable_result_is_dead_lettered_and_blocks_no_other(
     store.start()
     subject = harness.topology.subjects.result("thumbs")
     for data in (b"\x00 no result", b"x" * 1_000_000):
-        await harness.publisher.publish(OutgoingMessage(subject, data))
+        await harness.publisher.publish(OutgoingMessage(subject, data, headers=harness.ticket_headers("bad")))
     await harness.publish_results([result("good")])
     spec = ConsumerSpec(harness.topology.dead_letter_stream.name, "reader")
     async with running_consumer(harness.publisher, RecordingHandler(collect), spec=spec):
         await eventually(lambda: len(letters) == 2, "both messages are dead-lettered")
     await harness.wait_empty()
-    assert {(each.failure_class, each.source.value) for each in letters} == {(FailureClass.BAD_MESSAGE, "result")}
+    assert {each.failure_class for each in letters} == {FailureClass.BAD_MESSAGE}
     assert b"\x00 no result" in [each.data for each in letters]
     assert await harness.get_result("good") is not None
+
+
+async def test_result_without_a_valid_ticket_is_ignored_and_counted(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    created = await harness.create_record("victim")
+    store.start()
+    subject, data = harness.topology.subjects.result("thumbs"), encode(result("victim"))
+    forged = harness.ticket_headers("victim")[TICKET_HEADER].replace(".", "x.", 1)
+    for headers in ({}, ticket_headers(forged), harness.ticket_headers("another")):
+        message = OutgoingMessage(subject, data, headers=record_headers(created) | headers)
+        await harness.publisher.publish(message)
+    await harness.wait_empty()
+    assert await harness.get_result("victim") is None
+    assert await harness.record("victim") == created.record
+    assert await store.metric_value("gpu_runtime_messages_ignored_total") == 3
+    dead_letters = await api_request(harness.nats, f"STREAM.INFO.{harness.topology.dead_letter_stream.name}")
+    assert dead_letters["state"]["messages"] == 0
 
 
 async def test_queries_return_bodies_pages_and_errors(store: InProcessResultStore, harness: ResultStoreHarness) -> None:
@@ -229,9 +249,7 @@ async def test_newer_database_version_is_reported(store: InProcessResultStore) -
         newer.execute("PRAGMA user_version = 99")
     newer.close()
     store.start()
-    with pytest.raises(
-        Rejected, match="has schema version 99; this process supports up to version 1: upgrade the result store"
-    ):
+    with pytest.raises(Rejected, match="has schema version 99; this process supports only version 2: run the version"):
         await store.wait_stopped()
 
 

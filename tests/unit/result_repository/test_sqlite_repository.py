@@ -116,6 +116,17 @@ async def test_results_above_the_size_limit_are_evicted_oldest_first(
     assert await results.get("inv-0") is None
 
 
+async def test_functions_of_equal_size_lose_the_same_number_of_results(results: SQLiteResultRepository) -> None:
+    functions = ("one", "two", "three")
+    for name in functions:
+        await results.insert([row(f"{name}-{n}", request_id=name, body=b"x" * 100_000) for n in range(20)], NOW)
+    while (await results.evict(RetentionLimits(timedelta(days=7), max_bytes=3_300_000), NOW)).nonzero:
+        pass
+    remaining = [len((await results.page(name, None, None, 100)).heads) for name in functions]
+    assert max(remaining) - min(remaining) <= 1
+    assert sum(remaining) == (await results.size()).result_count
+
+
 async def test_freed_pages_are_reused(results: SQLiteResultRepository, path: Path) -> None:
     async def fill_and_empty(generation: int) -> int:
         await results.insert([row(f"{generation}-{n}", body=b"x" * 50_000) for n in range(20)], NOW)
@@ -148,15 +159,16 @@ async def test_insert_with_a_full_disk_changes_nothing(path: Path) -> None:
         assert [each.inserted for each in outcomes] == [True, True]
 
 
-def test_newer_schema_version_is_rejected_and_unchanged(path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_other_schema_version_is_rejected_and_unchanged(path: Path, version: int) -> None:
     open_database(path).close()
-    with sqlite3.connect(path) as newer:
-        newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    newer.close()
-    with pytest.raises(
-        RepositoryIncompatible,
-        match=rf"has schema version {SCHEMA_VERSION + 1}; .* up to version {SCHEMA_VERSION}: upgrade the result store",
-    ):
+    with sqlite3.connect(path) as other:
+        other.execute(f"PRAGMA user_version = {version}")
+    other.close()
+    message = (
+        rf"has schema version {version}; .* only version {SCHEMA_VERSION}: run the version .* or set database.path"
+    )
+    with pytest.raises(RepositoryIncompatible, match=message):
         open_database(path)
 
 

@@ -41,6 +41,7 @@ def result(number: int, message: str = "") -> Result:
     return Result(
         invocation_id=f"inv-{number}",
         serverless_request_id="thumbs",
+        function_id="thumbs",
         state=ResultState.FAILED if message else ResultState.SUCCEEDED,
         failure=failure if message else None,
         timings=Timings(finished_at=NOW),

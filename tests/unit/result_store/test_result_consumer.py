@@ -16,11 +16,13 @@ from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
 from gpu_runtime.result_store.query_handler import result_from_row
 from gpu_runtime.result_store.result_consumer import read_result, row_from_result, truncate_body
+from tests.ticket_keys import TICKETS
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 RESULT = Result(
     invocation_id="inv-1",
     serverless_request_id="thumbs",
+    function_id="thumbs",
     state=ResultState.SUCCEEDED,
     timings=Timings(finished_at=NOW),
     worker="thumbs-x7",
@@ -72,7 +74,9 @@ def test_undecodable_result_is_rejected_with_a_reason(data: bytes, subject: str,
 def test_dead_letter_of_an_oversized_result_fits_into_a_message(size: int) -> None:
     outcome = DeadLetterDelivery("no result", FailureClass.BAD_MESSAGE)
     failure = dead_letter_failure(outcome)
-    outgoing = DeadLetterBuilder(Subjects(), Stream.RESULT).message(delivery(b"\xff" * size), failure, NOW)
+    outgoing = DeadLetterBuilder(Subjects(), Stream.RESULT, TICKETS.message_id).message(
+        delivery(b"\xff" * size), failure, NOW
+    )
     letter = decode(outgoing.data, DeadLetter)
     assert len(outgoing.data) < 1024 * 1024 - 8192
     assert letter.failure_class is FailureClass.BAD_MESSAGE
