@@ -27,7 +27,6 @@ from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation_messages import (
     dead_letter_failure,
     read_dispatch,
-    result_message,
 )
 from gpu_runtime.contract.messages.invocation_record import (
     HOLDS_DELIVERY,
@@ -38,6 +37,7 @@ from gpu_runtime.contract.messages.invocation_record import (
     record_from_headers,
     termination_to_publish,
 )
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
@@ -53,6 +53,7 @@ from gpu_runtime.jetstream.delivery import (
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, is_transient
 from gpu_runtime.worker_sidecar import framework_response
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
+from gpu_runtime.worker_sidecar.framework_connections import ResponseSlot
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
@@ -60,6 +61,7 @@ from gpu_runtime.worker_sidecar.retry_decision import (
     FinishInvocation,
     InvocationAttempt,
     RetryInvocation,
+    ServedFunction,
     dead_letter_result,
     disposition_of,
     result_of,
@@ -80,7 +82,7 @@ FRESH_DISPATCH_MAX_AGE = timedelta(seconds=0.2)
 class DispatchHandlerOptions:
     """Identity of the worker, and limits on attempts and results."""
 
-    request_id: str
+    function: ServedFunction
     worker: str
     subjects: Subjects
     max_attempts: int
@@ -146,10 +148,15 @@ class DispatchHandler:
             dispatch = read_dispatch(delivery.data, delivery.subject, self.options.subjects)
         except MessageDecodeError as error:
             return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
+        if dispatch.invocation.function_id != self.options.function.function_id:
+            return DeadLetterDelivery("the dispatch belongs to another function", FailureClass.BAD_MESSAGE)
+        if TICKET_HEADER not in delivery.headers:  # the result store would ignore the result
+            return DeadLetterDelivery("the dispatch has no ticket", FailureClass.BAD_MESSAGE)
         invocation_id = dispatch.invocation.invocation_id
         self.heartbeat.invocation_started(invocation_id)
         try:
-            return await self._process(delivery, dispatch)
+            with self.framework.response_slot() as slot:  # until the result is published
+                return await self._process(delivery, dispatch, slot)
         except RecordUnreadable as error:
             return error.to_nak()
         except JetStreamError as error:
@@ -157,7 +164,7 @@ class DispatchHandler:
         finally:
             self.heartbeat.invocation_finished(invocation_id)
 
-    async def _process(self, delivery: Delivery, dispatch: Dispatch) -> DeliveryOutcome:
+    async def _process(self, delivery: Delivery, dispatch: Dispatch, slot: ResponseSlot) -> DeliveryOutcome:
         now, stored = self.options.clock(), record_from_headers(delivery.headers)
         attempt = InvocationAttempt(self.options.worker, delivery.delivery_count, now)
         max_attempts = self.options.max_attempts
@@ -165,7 +172,7 @@ class DispatchHandler:
             async with (
                 self.cancellations.cancellable(dispatch.invocation.invocation_id),
                 scoped_awaitable(
-                    self._call_framework(delivery, dispatch), eager=is_fresh_dispatch(delivery, dispatch, now)
+                    self._call_framework(delivery, dispatch, slot), eager=is_fresh_dispatch(delivery, dispatch, now)
                 ) as call,
             ):
                 start = await self.records.start(dispatch, stored, now)
@@ -175,9 +182,9 @@ class DispatchHandler:
                 if is_started and attempt.attempts <= max_attempts:
                     outcome = await call
         except InvocationCancelled:
-            return await self._finish(dispatch, terminated(Termination.CANCELLED), attempt, stored)
+            return await self._finish(delivery, dispatch, terminated(Termination.CANCELLED), attempt, stored)
         if not is_started:  # an eager call has ended here, so it cannot run after the result
-            return await self._skip(dispatch, start)
+            return await self._skip(delivery, dispatch, start)
         if attempt.attempts > max_attempts:  # every worker that started the invocation died
             reason = f"dead-lettered after {max_attempts} attempts; the last one ended without an outcome"
             return DeadLetterDelivery(reason, FailureClass.WORKER_LOST)
@@ -185,18 +192,20 @@ class DispatchHandler:
             await self.framework_health.check()
         match disposition_of(outcome):
             case FinishInvocation() as finish:
-                return await self._finish(dispatch, finish, attempt, stored)
+                return await self._finish(delivery, dispatch, finish, attempt, stored)
             case RetryInvocation(failure, delay) if attempt.attempts < max_attempts:
                 return self._retry(delivery, dispatch, failure, delay)
             case RetryInvocation(failure):
                 reason = f"dead-lettered after {max_attempts} attempts; last failure: {failure.message}"
                 return DeadLetterDelivery(reason, failure.failure_class)
 
-    async def _call_framework(self, delivery: Delivery, dispatch: Dispatch) -> framework_response.FrameworkOutcome:
+    async def _call_framework(
+        self, delivery: Delivery, dispatch: Dispatch, slot: ResponseSlot
+    ) -> framework_response.FrameworkOutcome:
         with self.metrics.call_duration_seconds.time():
-            return await self.framework.invoke(dispatch, delivery.delivery_count)
+            return await self.framework.invoke(dispatch, slot, delivery.delivery_count)
 
-    async def _skip(self, dispatch: Dispatch, start: Applied | Refused) -> DeliveryOutcome:
+    async def _skip(self, delivery: Delivery, dispatch: Dispatch, start: Applied | Refused) -> DeliveryOutcome:
         """Do not run the invocation. If it has a termination, publish the result of the termination.
 
         The process that recorded the termination may have died before it published the result.
@@ -208,7 +217,7 @@ class DispatchHandler:
         termination = termination_to_publish(start.stored.record, now, HOLDS_DELIVERY)
         if termination is not None:
             previous = InvocationAttempt(self.options.worker, start.stored.record.attempts)
-            return await self._finish(dispatch, terminated(termination), previous, start.stored)
+            return await self._finish(delivery, dispatch, terminated(termination), previous, start.stored)
         self.metrics.invocations.labels("skipped").inc()
         return AckDelivery()
 
@@ -220,13 +229,20 @@ class DispatchHandler:
         return NakDelivery(failure.message, max(0.0, min(delay_seconds, remaining)))
 
     async def _finish(
-        self, dispatch: Dispatch, finish: FinishInvocation, attempt: InvocationAttempt, stored: RecordAtRevision | None
+        self,
+        delivery: Delivery,
+        dispatch: Dispatch,
+        finish: FinishInvocation,
+        attempt: InvocationAttempt,
+        stored: RecordAtRevision | None,
     ) -> AckDelivery:
         result = result_of(dispatch, finish, attempt, self.options.clock(), self.options.max_body_bytes)
         # The result and then the reply go over the same connection, so the server has the result before the caller gets
         # the reply. The reply does not wait until the stream has acknowledged the result.
+        ticket = delivery.headers[TICKET_HEADER]
         await asyncio.gather(
-            self._publish_result(result, stored), self.results.reply(result, dispatch.invocation.reply_to)
+            self._publish_result(result, stored, ticket),
+            self.results.reply(result, ticket, dispatch.invocation.reply_to),
         )
         self.metrics.invocations.labels(finish.state.value).inc()
         self._log_result(result)
@@ -247,7 +263,7 @@ class DispatchHandler:
             }
             logger.log(level, "invocation finished", extra=extra)
 
-    async def _publish_result(self, result: Result, stored: RecordAtRevision | None) -> None:
+    async def _publish_result(self, result: Result, stored: RecordAtRevision | None, ticket: str) -> None:
         """Publish the result. Retry without a limit if the error is transient.
 
         Without the retries, the result would be lost and the function would run again. If the server rejects the
@@ -256,7 +272,7 @@ class DispatchHandler:
         failures = 0
         while True:
             try:
-                await self.results.publisher.publish(result_message(self.options.subjects, result, stored))
+                await self.results.publisher.publish(self.results.message(result, stored, ticket))
             except NatsMessageTooLarge:
                 if not result.body:
                     raise
@@ -278,7 +294,7 @@ class DispatchHandler:
         """
         options, now = self.options, self.options.clock()
         failure, attempt = dead_letter_failure(outcome), InvocationAttempt(options.worker, delivery.delivery_count)
-        result = dead_letter_result(delivery.data, options.request_id, failure, attempt, now)
+        result = dead_letter_result(delivery.data, options.function, failure, attempt, now)
         try:
             stored = await self.records.read(result.invocation_id) if result else None
         except RecordUnreadable as error:
@@ -286,9 +302,10 @@ class DispatchHandler:
         if result and stored:  # the record also counts a start after the last attempt, which found the limit reached
             attempts = min(stored.record.attempts, options.max_attempts)
             result = msgspec.structs.replace(result, attempts=attempts)
-        letters = DeadLetterBuilder(options.subjects, Stream.DISPATCH)
-        letter = letters.message(delivery, failure, now, result.invocation_id if result else "")
-        await self.results.publish_dead_letter(letter, result, stored, stored.record.reply_to if stored else "")
+        letters = DeadLetterBuilder(options.subjects, Stream.DISPATCH, self.results.message_ids)
+        letter = letters.message(delivery, failure, now, result)
+        ticket, reply_to = delivery.headers.get(TICKET_HEADER, ""), stored.record.reply_to if stored else ""
+        await self.results.publish_dead_letter(letter, result if ticket else None, stored, ticket, reply_to)
         self.metrics.invocations.labels(ResultState.DEAD_LETTERED.value).inc()
         return None
 

@@ -23,14 +23,15 @@ class DrainableConsumer:
         self.drained = asyncio.Event()
         """Set when no invocation is in flight and the worker will pull no more invocations."""
         self._pull_consumer, self._heartbeat = pull_consumer, heartbeat
-        self._draining = False
+        self.draining = asyncio.Event()
+        """Set when the worker will pull no more invocations."""
         self._started = asyncio.Event()
         """Set when the framework is healthy for the first time, or when the worker begins to drain earlier."""
         self._stop = asyncio.Event()
 
     def problem(self) -> str | None:
         """Return the problem for the readiness check. None if the worker is not draining."""
-        return "the worker is draining" if self._draining else None
+        return "the worker is draining" if self.draining.is_set() else None
 
     def resume(self) -> None:
         """Pull invocations, because the framework is healthy."""
@@ -45,23 +46,23 @@ class DrainableConsumer:
 
     def drain(self) -> None:
         """Stop pulling invocations permanently. Invocations in flight continue."""
-        if not self._draining:
+        if not self.draining.is_set():
             logger.info(
                 "worker drain started; the sidecar pulls no more invocations",
                 extra={"in_flight": self._pull_consumer.in_flight},
             )
-            self._draining = True
+            self.draining.set()
             self._heartbeat.mark_draining()
         self._stop.set()
         self._started.set()
 
     def drain_status(self) -> DrainStatus:
         """Return whether the worker is draining, and how many invocations are in flight."""
-        return DrainStatus(accepted=self._draining, in_flight=self._pull_consumer.in_flight)
+        return DrainStatus(accepted=self.draining.is_set(), in_flight=self._pull_consumer.in_flight)
 
     async def run(self) -> None:
         """Pull invocations until the worker drains. Return when every invocation in flight has finished."""
         await self._started.wait()
-        if not self._draining:
+        if not self.draining.is_set():
             await self._pull_consumer.run(self._stop)
         self.drained.set()

@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from string import ascii_letters, digits
@@ -27,7 +28,12 @@ from gpu_runtime.contract.framework_protocol import (
 )
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.timing import WORKER_DEADLINE_GRACE_SECONDS
-from gpu_runtime.worker_sidecar.framework_connections import FrameworkConnectionPool, FrameworkUnreachable
+from gpu_runtime.worker_sidecar.framework_connections import (
+    LARGE_RESPONSE_SLOTS,
+    FrameworkConnectionPool,
+    FrameworkUnreachable,
+    ResponseSlot,
+)
 from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailed,
     FrameworkFailureKind,
@@ -57,6 +63,9 @@ INITIAL_HEALTH_BACKOFF_SECONDS, MAX_HEALTH_BACKOFF_SECONDS = 0.02, 1.0
 MAX_ERROR_BODY_BYTES = 64 * 1024
 """Maximum number of bytes that the client reads of an error body. The error message is truncated anyway."""
 
+MAX_HEALTH_BODY_BYTES = 8 * 1024
+"""Maximum number of bytes of the response to a health check. Such a response needs no slot for large responses."""
+
 HEADER_NAME_CHARACTERS = "!#$&'*+-.^_`|~"
 HEADER_VALUE_CHARACTERS = HEADER_NAME_CHARACTERS + ' "(),/:;<=>?@[\\]{}'
 
@@ -64,13 +73,17 @@ KEEP_ALIVE_TIMEOUT_PATTERN = re.compile(r"\btimeout=([0-9]{1,9})\b", re.ASCII)
 
 
 class FrameworkClient:
-    """Calls the framework. Use the client as an async context manager. It does not limit the number of calls."""
+    """Calls the framework. Use the client as an async context manager.
+
+    It limits the number of large responses in memory, but not the number of calls.
+    """
 
     def __init__(self, socket: str, invoke_path: str, health_path: str, max_response_bytes: int) -> None:
         self._socket = socket
         self._invoke_head, self._health_head = _request_head("POST", invoke_path), _request_head("GET", health_path)
         self._max_response_bytes = max_response_bytes
         self._connection_pool = FrameworkConnectionPool(socket)
+        self._response_slots = asyncio.Semaphore(LARGE_RESPONSE_SLOTS)
         self._keep_alive = False
 
     async def __aenter__(self) -> Self:
@@ -81,7 +94,16 @@ class FrameworkClient:
     ) -> None:
         self._connection_pool.close_idle()
 
-    async def invoke(self, dispatch: Dispatch, attempt: int = 1) -> FrameworkOutcome:
+    @contextmanager
+    def response_slot(self) -> Iterator[ResponseSlot]:
+        """Yield a slot for `invoke`. While the block runs, the response may be in memory."""
+        slot = ResponseSlot(self._response_slots)
+        try:
+            yield slot
+        finally:
+            slot.release()
+
+    async def invoke(self, dispatch: Dispatch, slot: ResponseSlot, attempt: int = 1) -> FrameworkOutcome:
         """Send one attempt of an invocation and return its outcome.
 
         A failure of the framework is an outcome, not an exception. If the call has not ended
@@ -92,7 +114,7 @@ class FrameworkClient:
             return TimedOut("the deadline passed before the framework was called")
         try:
             async with asyncio.timeout(remaining + WORKER_DEADLINE_GRACE_SECONDS):
-                return await self._call(dispatch, attempt)
+                return await self._call(dispatch, slot, attempt)
         except TimeoutError:
             return TimedOut("the framework did not answer before the deadline")
 
@@ -100,9 +122,7 @@ class FrameworkClient:
         """Return None if the framework can serve invocations. Otherwise return the reason."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                response = await self._connection_pool.round_trip(
-                    self._health_head + b"\r\n", lambda _: MAX_ERROR_BODY_BYTES, self._update_keep_alive
-                )
+                response = await self._request_health()
         except TimeoutError:
             return f"the framework did not answer the health check within {HEALTH_TIMEOUT_SECONDS:g} s"
         except (FrameworkUnreachable, IncompleteResponse, MalformedResponse) as error:
@@ -110,6 +130,13 @@ class FrameworkClient:
         if is_success(response.status):
             return None
         return f"the framework answered the health check with status {response.status}"
+
+    async def _request_health(self) -> ParsedResponse:
+        request = self._health_head + b"\r\n"
+        with self.response_slot() as slot:
+            return await self._connection_pool.round_trip(
+                request, slot, lambda _: MAX_HEALTH_BODY_BYTES, self._update_keep_alive
+            )
 
     async def wait_until_healthy(self) -> None:
         """Repeat the health check with backoff until it succeeds. There is no timeout; the caller may set one."""
@@ -135,11 +162,13 @@ class FrameworkClient:
             self._connection_pool.close_idle()
         return self._keep_alive
 
-    async def _call(self, dispatch: Dispatch, attempt: int) -> FrameworkOutcome:
+    async def _call(self, dispatch: Dispatch, slot: ResponseSlot, attempt: int) -> FrameworkOutcome:
         headers = "".join(f"{name}: {value}\r\n" for name, value in invocation_headers(dispatch, attempt).items())
         data = b"".join((self._invoke_head, headers.encode("ascii"), b"\r\n", dispatch.invocation.body))
         try:
-            response = await self._connection_pool.round_trip(data, self._max_body_bytes, lambda _: self._keep_alive)
+            response = await self._connection_pool.round_trip(
+                data, slot, self._max_body_bytes, lambda _: self._keep_alive
+            )
         except (FrameworkUnreachable, IncompleteResponse, MalformedResponse) as error:
             return _framework_failed(error)
         return self._outcome(response)

@@ -2,6 +2,10 @@
 
 A connection carries one call at a time. The pool keeps a connection open between two calls only if the framework has
 announced that it keeps idle connections open for long enough.
+
+A connection reads at most `SMALL_RESPONSE_BYTES` of a response before it needs a slot. There are only a few slots, so
+the memory for responses is bounded, even if a worker runs a thousand invocations and all responses are large. While a
+connection waits for a slot, the framework cannot send more data.
 """
 
 import asyncio
@@ -20,6 +24,30 @@ IDLE_TIMEOUT_SECONDS = 5.0
 """Seconds after which the pool closes an idle connection."""
 
 
+SMALL_RESPONSE_BYTES = 16 * 1024
+"""Maximum number of bytes of a response, with its head, that a connection reads without a slot."""
+LARGE_RESPONSE_SLOTS = 16
+"""Maximum number of large responses in memory. Until its result is published, a response of 512 KiB needs about 4 MiB.
+"""
+
+
+class ResponseSlot:
+    """Allows one invocation to have a large response in memory, from the first large read until `release`."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots, self._held = slots, False
+
+    async def acquire(self) -> None:
+        if not self._held:
+            await self._slots.acquire()
+            self._held = True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._slots.release()
+
+
 class FrameworkUnreachable(Exception):
     """The client could not connect to the framework. It sent no data, so the handler was not called."""
 
@@ -34,7 +62,11 @@ class FrameworkConnectionPool:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def round_trip(
-        self, request: bytes, limit_of: Callable[[int], int], is_kept: Callable[[ParsedResponse], bool]
+        self,
+        request: bytes,
+        slot: ResponseSlot,
+        limit_of: Callable[[int], int],
+        is_kept: Callable[[ParsedResponse], bool],
     ) -> ParsedResponse:
         """Send a request and return the response.
 
@@ -44,7 +76,7 @@ class FrameworkConnectionPool:
         """
         connection = self._pop_idle() or await self._open()
         try:
-            response = await connection.round_trip(request, limit_of)
+            response = await connection.round_trip(request, slot, limit_of)
         except BaseException:
             connection.abort()
             raise
@@ -89,22 +121,35 @@ class FrameworkConnectionPool:
         self._idle_timer = loop.call_at(self._idle[0][0], self._close_expired) if self._idle else None
 
 
-class _FrameworkConnection(asyncio.Protocol):
-    """One connection to the framework. It sends one request at a time and parses the response."""
+class _FrameworkConnection(asyncio.BufferedProtocol):
+    """One connection to the framework. It sends one request at a time and parses the response.
+
+    The protocol has a buffer of its own, because the buffer of the event loop is larger than a small response.
+    """
 
     def __init__(self) -> None:
         self.closed = False
+        self._read_buffer = bytearray(SMALL_RESPONSE_BYTES)
+        self._read_bytes = 0
+        """How many bytes of the response the connection has read."""
+        self._paused = False
+        """Whether the connection has paused during this response, because the response is large."""
         self._transport: asyncio.Transport
         self._parser: ResponseParser | None = None
-        self._response: asyncio.Future[ParsedResponse]
+        self._response: asyncio.Future[ParsedResponse | None]
+        """The response, or None if the connection has paused. Then another future gets the response."""
 
-    async def round_trip(self, request: bytes, limit_of: Callable[[int], int]) -> ParsedResponse:
+    async def round_trip(self, request: bytes, slot: ResponseSlot, limit_of: Callable[[int], int]) -> ParsedResponse:
         if self.closed:
             raise IncompleteResponse("the framework closed the new connection immediately")
-        self._parser = ResponseParser(limit_of)
+        self._parser, self._read_bytes, self._paused = ResponseParser(limit_of), 0, False
         self._response = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await self._response
+        while (response := await self._response) is None:
+            await slot.acquire()
+            if not self.closed:
+                self._transport.resume_reading()
+        return response
 
     def abort(self) -> None:
         """Close the connection without sending buffered data, because the request is finished or cancelled."""
@@ -115,11 +160,25 @@ class _FrameworkConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _size_hint: int) -> bytearray:
+        return self._read_buffer
+
+    def buffer_updated(self, size: int) -> None:
+        data = bytes(memoryview(self._read_buffer)[:size])
         if self._parser is None:  # no request is active: the data must not become the response to the next request
             self.abort()
         else:
             self._feed(data)
+            self._pause_if_large(size)
+
+    def _pause_if_large(self, size: int) -> None:
+        self._read_bytes += size
+        is_large = self._parser is not None and self._read_bytes >= SMALL_RESPONSE_BYTES
+        if is_large and not self._paused and not self._response.done():
+            self._paused = True
+            self._transport.pause_reading()
+            paused, self._response = self._response, asyncio.get_running_loop().create_future()
+            paused.set_result(None)
 
     def eof_received(self) -> None:
         self.closed = True

@@ -33,7 +33,7 @@ class HeartbeatPublisher:
         self, connection: NatsConnection, settings: WorkerSidecarSettings, pod_uid: str, in_flight: Callable[[], int]
     ) -> None:
         self._connection, self._settings, self._pod_uid, self._in_flight = connection, settings, pod_uid, in_flight
-        self._subject = Subjects(settings.nats.prefix).events(settings.request_id)
+        self._subject = Subjects(settings.nats.prefix).events(settings.function_id, pod_uid)
         # A restarted sidecar has the same pod UID, and its sequence numbers must be higher than before the restart.
         # So the first number is the current time.
         self._sequence = time.time_ns() // 1_000_000
@@ -108,7 +108,7 @@ class HeartbeatPublisher:
         self._sequence += 1
         return WorkerEvent(
             kind=kind,
-            serverless_request_id=self._settings.request_id,
+            function_id=self._settings.function_id,
             unit=self._settings.worker,
             namespace=self._settings.namespace,
             pod_uid=self._pod_uid,

@@ -92,6 +92,14 @@ def terminated(termination: Termination) -> FinishInvocation:
 
 
 @dataclass(frozen=True)
+class ServedFunction:
+    """The function of this worker."""
+
+    function_id: str
+    request_id: str
+
+
+@dataclass(frozen=True)
 class InvocationAttempt:
     """One attempt of an invocation on a worker."""
 
@@ -109,6 +117,7 @@ def result_of(
     result = Result(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,
+        function_id=invocation.function_id,
         state=finish.state,
         failure=finish.failure,
         status_code=finish.status,
@@ -125,7 +134,7 @@ def result_of(
 
 
 def dead_letter_result(
-    data: bytes, request_id: str, failure: Failure, attempt: InvocationAttempt, now: datetime
+    data: bytes, function: ServedFunction, failure: Failure, attempt: InvocationAttempt, now: datetime
 ) -> Result | None:
     """Build the result of a dead-lettered dispatch.
 
@@ -139,12 +148,13 @@ def dead_letter_result(
     except MessageDecodeError:
         invocation_id = _decode_invocation_id(data)
     else:
-        return None if any(identity_errors(result, request_id)) else result
+        return None if any(identity_errors(result, function.function_id)) else result
     if any(invocation_id_errors(invocation_id)):
         return None
     return Result(
         invocation_id=invocation_id,
-        serverless_request_id=request_id,
+        serverless_request_id=function.request_id,
+        function_id=function.function_id,
         state=finish.state,
         failure=failure,
         timings=Timings(finished_at=now),

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from gpu_runtime.contract.crd.gpu_unit import MAX_SOCKET_PATH_BYTES
-from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN
+from gpu_runtime.contract.crd.well_known import FUNCTION_ID_PATTERN, REQUEST_ID_PATTERN
 from gpu_runtime.contract.messages.worker_event import HeartbeatSeconds
 from gpu_runtime.contract.timing import DRAIN_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from gpu_runtime.process.settings import BaseSettings
@@ -50,6 +50,10 @@ class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
     """Connection to NATS. The sidecar creates only the consumer of its function. Other processes create the streams."""
 
+    function_id: Annotated[str, Meta(pattern=FUNCTION_ID_PATTERN, max_length=63)] = field(name="functionID")
+    """The ID that the platform gave to the function that this worker serves. The worker reads the queue with this
+    ID."""
+
     request_id: Annotated[str, Meta(pattern=REQUEST_ID_PATTERN, max_length=63)] = field(name="requestID")
     """The requestID of the function that this worker serves."""
 
@@ -73,5 +77,5 @@ class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     nats.streams.dispatchAckWaitSeconds must be at least three times this interval."""
 
     drain_timeout_seconds: PositiveSeconds = DRAIN_TIMEOUT_SECONDS
-    """Maximum time in seconds that /drain waits for invocations in flight. Set this time lower than
+    """Maximum time in seconds that /drained waits for invocations in flight. Set this time lower than
     terminationGracePeriodSeconds of the pod."""

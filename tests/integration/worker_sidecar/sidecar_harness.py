@@ -27,10 +27,11 @@ from gpu_runtime.contract.messages.invocation_record import (
     Termination,
     record_headers,
 )
+from gpu_runtime.contract.messages.invocation_ticket import ticket_headers
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.streams import StreamTopology
-from gpu_runtime.contract.messages.subjects import EVENTS
+from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.api import api_request
 from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
@@ -48,6 +49,7 @@ from tests.integration.framework.framework_process import FrameworkProcess
 from tests.integration.kube.polling import eventually
 
 FUNCTION_ID = "fn-1"
+REPLY_SUBJECT = Subjects().reply(FUNCTION_ID, "a" * 32, "b" * 32)
 POD_UID = "pod-1"
 
 
@@ -62,7 +64,8 @@ def sidecar_settings(account: NatsAccount, socket: str, **changes: Any) -> Worke
     )
     defaults: dict[str, Any] = {
         "nats": NatsSettings(urls=(account.url,), streams=streams),
-        "request_id": FUNCTION_ID,
+        "function_id": FUNCTION_ID,
+        "request_id": "double",
         "worker": "worker-1",
         "namespace": "runtime-instance",
         "framework": FrameworkSettings(socket_path=socket, health_check_interval_seconds=0.2),
@@ -80,6 +83,7 @@ class SidecarHarness:
 
     nats: NatsConnection
     topology: StreamTopology
+    function_id: str = FUNCTION_ID
     results: dict[str, Result] = field(default_factory=dict)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     events: list[WorkerEvent] = field(default_factory=list)
@@ -111,7 +115,8 @@ class SidecarHarness:
         now = datetime.now(UTC)
         invocation = Invocation(
             invocation_id=invocation_id,
-            serverless_request_id=FUNCTION_ID,
+            serverless_request_id="double",
+            function_id=self.function_id,
             body=msgspec.json.encode(payload),
             enqueued_at=now,
             timeout_seconds=abs(timeout_seconds),
@@ -124,9 +129,9 @@ class SidecarHarness:
         if cancelled:
             await self.cancel_invocation(invocation_id, publish_hint=False)
         message = Dispatch(invocation=invocation, deadline=deadline, dispatched_at=now - timedelta(seconds=seconds_ago))
-        subject = self.topology.subjects.dispatch(FUNCTION_ID)
-        headers = record_headers(RecordAtRevision(record, revision))
-        await self.publisher.publish(OutgoingMessage(subject, encode(message), message.message_id, headers))
+        subject = self.topology.subjects.dispatch(self.function_id)
+        headers = record_headers(RecordAtRevision(record, revision)) | ticket_headers(f"ticket of {invocation_id}")
+        await self.publisher.publish(OutgoingMessage(subject, encode(message), headers=headers))
 
     async def cancel_invocation(self, invocation_id: str = "inv-1", publish_hint: bool = True) -> None:
         """Cancel the record, as the runtime API does. `publish_hint` also notifies the worker."""
@@ -137,7 +142,7 @@ class SidecarHarness:
             if await self.records.update(invocation_id, encode(record), entry.revision):
                 break
         if publish_hint:
-            await self.nats.publish(self.topology.subjects.cancel(FUNCTION_ID), invocation_id.encode())
+            await self.nats.publish(self.topology.subjects.cancel(self.function_id), invocation_id.encode())
 
     async def record(self, invocation_id: str = "inv-1") -> InvocationRecord:
         entry = await self.records.get(invocation_id)
@@ -151,7 +156,7 @@ class SidecarHarness:
 
     async def backlog(self) -> int:
         """Return the number of messages in the dispatch stream."""
-        stream = self.topology.dispatch_consumer(FUNCTION_ID).stream
+        stream = self.topology.dispatch_consumer(self.function_id).stream
         count: int = (await api_request(self.nats, f"STREAM.INFO.{stream}"))["state"]["messages"]
         return count
 
@@ -177,17 +182,18 @@ async def sidecar_harness(settings: WorkerSidecarSettings) -> AsyncIterator[Side
     topology = stream_topology(settings.nats)
     async with connect_nats(nats_options(settings.nats, "test")) as nats:
         await ensure_with_retry(nats, topology.streams, [topology.record_bucket])
-        harness = SidecarHarness(nats, topology)
-        await nats.subscribe(topology.subjects.result(FUNCTION_ID), lambda message: _record_result(harness, message))
+        harness = SidecarHarness(nats, topology, settings.function_id)
+        results = topology.subjects.result(settings.function_id)
+        await nats.subscribe(results, lambda message: _record_result(harness, message))
         await nats.subscribe(
             topology.subjects.all_dead_letters,
             lambda message: harness.dead_letters.append(decode(message.data, DeadLetter)),
         )
         await nats.subscribe(
-            topology.subjects.all_functions(EVENTS),
+            topology.subjects.all_events,
             lambda message: harness.events.append(decode(message.data, WorkerEvent)),
         )
-        await nats.subscribe("replies", lambda message: harness.replies.append(decode(message.data, Result)))
+        await nats.subscribe(REPLY_SUBJECT, lambda message: harness.replies.append(decode(message.data, Result)))
         yield harness
 
 

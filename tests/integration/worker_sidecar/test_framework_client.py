@@ -80,6 +80,11 @@ def invocation(do: str, payload: Any = None, deadline: datetime | None = None, *
     return Dispatch(invocation=sent, deadline=deadline or deadline_in(3600), dispatched_at=datetime.now(UTC))
 
 
+async def invoke(framework_client: FrameworkClient, sent: Dispatch, attempt: int = 1) -> FrameworkOutcome:
+    with framework_client.response_slot() as slot:
+        return await framework_client.invoke(sent, slot, attempt)
+
+
 def deadline_in(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
@@ -118,7 +123,7 @@ async def test_outcome_of_each_framework_response(
 ) -> None:
     with running_framework(FRAMEWORK_SOURCE, socket_dir) as framework:
         async with client(framework.socket) as framework_client:
-            assert await framework_client.invoke(invocation(do, payload)) == outcome
+            assert await invoke(framework_client, invocation(do, payload)) == outcome
 
 
 async def test_invocation_context_arrives_unchanged(socket_dir: Path) -> None:
@@ -128,7 +133,7 @@ async def test_invocation_context_arrives_unchanged(socket_dir: Path) -> None:
     sent = invocation("inspect", {"ü": 1}, deadline, invocation_id="a b/ü%", headers=headers, attributes=attributes)
     with running_framework(FRAMEWORK_SOURCE, socket_dir) as framework:
         async with client(framework.socket) as framework_client:
-            outcome = await framework_client.invoke(sent, 7)
+            outcome = await invoke(framework_client, sent, 7)
     assert isinstance(outcome, HandlerSucceeded), outcome
     assert json.loads(outcome.body) == {
         "id": "a b/ü%",
@@ -144,8 +149,8 @@ async def test_ten_megabyte_request_and_response(socket_dir: Path) -> None:
     large = bytes(range(250)) * 40_000
     with running_framework(FRAMEWORK_SOURCE, socket_dir) as framework:
         async with client(framework.socket) as framework_client:
-            uploaded = await framework_client.invoke(invocation("digest", large))
-            downloaded = await framework_client.invoke(invocation("send", 10_000_000))
+            uploaded = await invoke(framework_client, invocation("digest", large))
+            downloaded = await invoke(framework_client, invocation("send", 10_000_000))
     assert isinstance(uploaded, HandlerSucceeded)
     assert uploaded.body.decode() == hashlib.sha256(large).hexdigest()
     assert isinstance(downloaded, HandlerSucceeded)
@@ -156,7 +161,7 @@ async def test_body_above_the_framework_limit_is_rejected(socket_dir: Path) -> N
     """The framework responds while the client is still sending megabytes."""
     with running_framework(FRAMEWORK_SOURCE, socket_dir, GPU_RUNTIME_MAX_BODY_BYTES="1000") as framework:
         async with client(framework.socket) as framework_client:
-            outcome = await framework_client.invoke(invocation("digest", bytes(5_000_000)))
+            outcome = await invoke(framework_client, invocation("digest", bytes(5_000_000)))
     assert isinstance(outcome, HandlerRejected)
     assert "limit of 1000 bytes" in outcome.message
 
@@ -164,8 +169,8 @@ async def test_body_above_the_framework_limit_is_rejected(socket_dir: Path) -> N
 async def test_response_above_the_limit_is_truncated_with_its_full_size(socket_dir: Path) -> None:
     with running_framework(FRAMEWORK_SOURCE, socket_dir) as framework:
         async with client(framework.socket, limit=1000) as framework_client:
-            complete = await framework_client.invoke(invocation("send", 1000))
-            truncated = await framework_client.invoke(invocation("send", 5000))
+            complete = await invoke(framework_client, invocation("send", 1000))
+            truncated = await invoke(framework_client, invocation("send", 5000))
     assert isinstance(complete, HandlerSucceeded)
     assert (len(complete.body), complete.full_body_bytes) == (1000, None)
     assert isinstance(truncated, HandlerSucceeded)
@@ -175,9 +180,9 @@ async def test_response_above_the_limit_is_truncated_with_its_full_size(socket_d
 async def test_deadline_is_enforced_by_the_framework(socket_dir: Path) -> None:
     with running_framework(FRAMEWORK_SOURCE, socket_dir) as framework:
         async with client(framework.socket) as framework_client:
-            outcome = await framework_client.invoke(invocation("hang", str(socket_dir), deadline=deadline_in(2)))
+            outcome = await invoke(framework_client, invocation("hang", str(socket_dir), deadline=deadline_in(2)))
             assert outcome == TimedOut("the handler did not return before the deadline")
-            assert isinstance(await framework_client.invoke(invocation("none", deadline=deadline_in(-1))), TimedOut)
+            assert isinstance(await invoke(framework_client, invocation("none", deadline=deadline_in(-1))), TimedOut)
 
 
 async def test_cancelled_call_closes_its_connection(socket_dir: Path) -> None:
@@ -186,7 +191,7 @@ async def test_cancelled_call_closes_its_connection(socket_dir: Path) -> None:
         async with client(framework.socket) as framework_client:
             calls = [
                 asyncio.ensure_future(
-                    framework_client.invoke(invocation("hang", str(socket_dir), invocation_id=str(number)))
+                    invoke(framework_client, invocation("hang", str(socket_dir), invocation_id=str(number)))
                 )
                 for number in range(10)
             ]
@@ -203,12 +208,12 @@ async def test_cancelled_call_closes_its_connection(socket_dir: Path) -> None:
 async def test_killed_framework_is_a_crash_outcome(socket_dir: Path) -> None:
     with running_framework(FRAMEWORK_SOURCE, socket_dir) as framework:
         async with client(framework.socket) as framework_client:
-            call = asyncio.ensure_future(framework_client.invoke(invocation("hang", str(socket_dir))))
+            call = asyncio.ensure_future(invoke(framework_client, invocation("hang", str(socket_dir))))
             await until((socket_dir / "started inv-1").exists, "the handler did not start")
             framework.process.kill()
             lost = await call
             await asyncio.to_thread(framework.process.wait, 60)
-            unreachable = await framework_client.invoke(invocation("none"))
+            unreachable = await invoke(framework_client, invocation("none"))
     assert isinstance(lost, FrameworkFailed)
     assert lost.kind is FrameworkFailureKind.CONNECTION_LOST
     assert isinstance(unreachable, FrameworkFailed)
@@ -217,7 +222,7 @@ async def test_killed_framework_is_a_crash_outcome(socket_dir: Path) -> None:
 
 async def test_missing_framework_is_unreachable_until_it_starts(socket_dir: Path) -> None:
     async with client(socket_dir / "framework.sock") as framework_client:
-        outcome = await framework_client.invoke(invocation("none"))
+        outcome = await invoke(framework_client, invocation("none"))
         assert isinstance(outcome, FrameworkFailed)
         assert outcome.kind is FrameworkFailureKind.UNREACHABLE
         waiting = asyncio.ensure_future(framework_client.wait_until_healthy())
@@ -308,7 +313,7 @@ async def test_unusual_response_has_a_defined_outcome(
         writer.write(response)
 
     async with fake_framework(socket_dir, respond) as path, client(path) as framework_client:
-        outcome = await asyncio.wait_for(framework_client.invoke(invocation("x", None, deadline=deadline_in(120))), 60)
+        outcome = await asyncio.wait_for(invoke(framework_client, invocation("x", None, deadline=deadline_in(120))), 60)
     assert (outcome.kind if isinstance(outcome, FrameworkFailed) else outcome) == expected
     assert not isinstance(outcome, FrameworkFailed) or outcome.reason
 
@@ -325,7 +330,7 @@ async def test_endless_response_is_aborted(socket_dir: Path) -> None:
             pass
 
     async with fake_framework(socket_dir, endless) as path, client(path) as framework_client:
-        outcome = await asyncio.wait_for(framework_client.invoke(invocation("x")), 60)
+        outcome = await asyncio.wait_for(invoke(framework_client, invocation("x")), 60)
     assert isinstance(outcome, HandlerSucceeded)
     assert outcome.full_body_bytes == len(outcome.body) + 1
 
@@ -362,7 +367,7 @@ async def test_connection_is_reused_only_with_a_keep_alive_timeout(
     async with fake_framework(socket_dir, serve_requests) as path, client(path) as framework_client:
         assert await framework_client.check_health() is None
         for _ in range(6):
-            assert isinstance(await framework_client.invoke(invocation("x")), HandlerSucceeded)
+            assert isinstance(await invoke(framework_client, invocation("x")), HandlerSucceeded)
     assert accepted == connections
 
 
@@ -398,7 +403,7 @@ async def test_unsolicited_response_closes_an_idle_connection(
     async with fake_framework(socket_dir, serve_unsolicited_response) as path, client(path) as framework_client:
         assert await framework_client.check_health() is None
         await asyncio.wait_for(closed.wait(), 60)
-        assert await framework_client.invoke(invocation("x")) == HandlerSucceeded(200, "", b"")
+        assert await invoke(framework_client, invocation("x")) == HandlerSucceeded(200, "", b"")
 
 
 async def test_restarted_framework_is_called_over_new_connections(socket_dir: Path) -> None:
@@ -408,7 +413,7 @@ async def test_restarted_framework_is_called_over_new_connections(socket_dir: Pa
             with running_framework(FRAMEWORK_SOURCE, socket_dir):
                 await framework_client.wait_until_healthy()
                 for _ in range(3):
-                    assert await framework_client.invoke(invocation("none")) == HandlerSucceeded(204, "", b"")
+                    assert await invoke(framework_client, invocation("none")) == HandlerSucceeded(204, "", b"")
 
 
 async def test_silent_framework_times_out_at_the_deadline(socket_dir: Path) -> None:
@@ -416,7 +421,7 @@ async def test_silent_framework_times_out_at_the_deadline(socket_dir: Path) -> N
         await reader.read()
 
     async with fake_framework(socket_dir, silent) as path, client(path) as framework_client:
-        outcome = await asyncio.wait_for(framework_client.invoke(invocation("x", deadline=deadline_in(1))), 60)
+        outcome = await asyncio.wait_for(invoke(framework_client, invocation("x", deadline=deadline_in(1))), 60)
     assert outcome == TimedOut("the framework did not answer before the deadline")
 
 
@@ -425,8 +430,8 @@ async def test_example_functions_double_their_input(socket_dir: Path, example: s
     with running_command([sys.executable, str(EXAMPLES / example)], socket_dir) as framework:
         async with client(framework.socket) as framework_client:
             await framework_client.wait_until_healthy()
-            outcome = await framework_client.invoke(invocation("x", {"n": 21}))
-            rejected = await framework_client.invoke(invocation("x", {"m": 21}))
+            outcome = await invoke(framework_client, invocation("x", {"n": 21}))
+            rejected = await invoke(framework_client, invocation("x", {"m": 21}))
         framework.process.terminate()
         assert await asyncio.to_thread(framework.process.wait, 60) == 0
     assert isinstance(outcome, HandlerSucceeded)

@@ -1,6 +1,7 @@
 """Every dispatched invocation gets one result, also if the framework or the sidecar fails."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -8,15 +9,18 @@ import pytest
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation_record import RecordState
+from gpu_runtime.contract.messages.invocation_ticket import ticket_headers
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.worker_event import WorkerEventKind
 from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.worker_sidecar.main import DRAIN_SIGNAL
 from localcluster.nats_server import NatsAccount
 from tests.integration.framework.framework_process import FrameworkProcess, running_framework, temporary_socket_dir
 from tests.integration.kube.polling import eventually
 from tests.integration.worker_sidecar.sidecar_harness import (
     FUNCTION_ID,
     POD_UID,
+    REPLY_SUBJECT,
     RunningSidecar,
     SidecarHarness,
     SidecarScene,
@@ -104,7 +108,7 @@ async def wait_not_ready(running: RunningSidecar) -> None:
 
 async def test_response_becomes_result_reply_and_record(scene: SidecarScene, harness: SidecarHarness) -> None:
     async with scene.sidecar() as running:
-        await harness.publish_dispatch("this", mode="sync", reply_to="replies")
+        await harness.publish_dispatch("this", mode="sync", reply_to=REPLY_SUBJECT)
         result = await harness.wait_result()
         await eventually(lambda: harness.replies == [result], "the caller receives the same result")
         await harness.wait_empty()
@@ -157,9 +161,8 @@ async def test_undecodable_dispatch_is_dead_lettered_with_a_result_if_identifiab
     subject = harness.topology.subjects.dispatch(FUNCTION_ID)
     async with scene.sidecar():
         await harness.publisher.publish(OutgoingMessage(subject, b"\xff"))
-        await harness.publisher.publish(
-            OutgoingMessage(subject, b'{"version": 9, "invocation": {"invocationID": "new"}}')
-        )
+        data, headers = b'{"version": 9, "invocation": {"invocationID": "new"}}', ticket_headers("ticket of new")
+        await harness.publisher.publish(OutgoingMessage(subject, data, headers=headers))
         result = await harness.wait_result("new")
         await harness.wait_empty()
     assert [(each.failure_class, each.invocation_id) for each in harness.dead_letters] == [
@@ -179,7 +182,7 @@ async def test_crashing_invocation_is_retried_up_to_max_attempts(
         for attempt in (1, 2, 3):
             with running_framework(SOURCE, socket_dir) as framework:
                 if attempt == 1:
-                    await harness.publish_dispatch("crash", "bad", mode="sync", reply_to="replies")
+                    await harness.publish_dispatch("crash", "bad", mode="sync", reply_to=REPLY_SUBJECT)
                 await asyncio.to_thread(framework.process.wait, 60)
         result = await harness.wait_result("bad")
         await eventually(lambda: harness.replies == [result], "the caller receives the same result")
@@ -268,7 +271,7 @@ async def test_drain_request_is_declined_while_busy_and_final_while_idle(
         await harness.publish_dispatch("other", "inv-2")
         assert await harness.request_drain() == accepted
         await harness.wait_event(WorkerEventKind.DRAINING, 0)
-        assert (await running.get("/drain")) == (200, "drained\n")
+        assert (await running.get("/drained")) == (200, "drained\n")
         assert not await running.is_ready()
         assert await harness.backlog() == 1
     assert "inv-2" not in harness.results
@@ -304,7 +307,8 @@ async def test_drain_finishes_in_flight_invocations_and_leaves_the_others(
         await harness.publish_dispatch("wait")
         await scene.wait_call_started()
         await harness.publish_dispatch("other", "inv-2")
-        draining = asyncio.create_task(running.get("/drain"))
+        draining = asyncio.create_task(running.get("/drained"))
+        signal.raise_signal(DRAIN_SIGNAL)
         await harness.wait_event(WorkerEventKind.DRAINING, 1)
         assert not draining.done()
         scene.release_call()

@@ -1,6 +1,7 @@
 """A call that starts before the record is written is aborted if the record turns out to be cancelled."""
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,25 +12,30 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Termination
+from gpu_runtime.contract.messages.invocation_ticket import ticket_headers, worker_message_id
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.invocation_records.record_store import DirectWorkerRecords, InvocationRecordStore
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
-from gpu_runtime.jetstream.delivery import NO_HEADERS, AckDelivery, Delivery, OutgoingMessage
+from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, OutgoingMessage
 from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
+from gpu_runtime.worker_sidecar.retry_decision import ServedFunction
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CANCELLED_RECORD = InvocationRecord(
     request_hash="0" * 64,
     serverless_request_id="f",
+    function_id="f",
     termination=Termination.CANCELLED,
     enqueued_at=NOW,
     deadline=NOW,
     updated_at=NOW,
 )
 DISPATCH = Dispatch(
-    invocation=Invocation(invocation_id="i", serverless_request_id="f", enqueued_at=NOW, timeout_seconds=60),
+    invocation=Invocation(
+        invocation_id="i", serverless_request_id="f", function_id="f", enqueued_at=NOW, timeout_seconds=60
+    ),
     deadline=NOW + timedelta(seconds=60),
     dispatched_at=NOW,
 )
@@ -42,7 +48,10 @@ class FakeDependencies:
         self.events: list[str] = []
         self._called = asyncio.Event()
 
-    async def invoke(self, _dispatch: Dispatch, _attempt: int) -> Any:
+    def response_slot(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    async def invoke(self, _dispatch: Dispatch, _slot: None, _attempt: int) -> Any:
         self._called.set()
         try:
             await asyncio.Event().wait()
@@ -62,10 +71,11 @@ async def test_result_of_a_cancelled_invocation_is_published_after_its_call_ende
     fakes: Any = FakeDependencies()
     heartbeat: Any = SimpleNamespace(invocation_started=lambda _: None, invocation_finished=lambda _: None)
     options = DispatchHandlerOptions(
-        "f", "w", Subjects(), 3, Backoff(initial_seconds=1, max_seconds=1), 1000, clock=lambda: NOW
+        ServedFunction("f", "f"), "w", Subjects(), 3, Backoff(initial_seconds=1, max_seconds=1), 1000, clock=lambda: NOW
     )
-    delivery = Delivery(Subjects().dispatch("f"), encode(DISPATCH), NO_HEADERS, "DISPATCH", 1, 1, NOW)
-    results, records = ResultPublisher(Subjects(), fakes), DirectWorkerRecords(InvocationRecordStore(fakes), "w")
+    delivery = Delivery(Subjects().dispatch("f"), encode(DISPATCH), ticket_headers("ticket"), "DISPATCH", 1, 1, NOW)
+    results = ResultPublisher(Subjects(), fakes, worker_message_id)
+    records = DirectWorkerRecords(InvocationRecordStore(fakes), "w")
     consumer = DispatchHandler(
         results,
         records,

@@ -15,7 +15,9 @@ STARTED, FINISHED = WorkerEventKind.STARTED, WorkerEventKind.FINISHED
 
 
 def heartbeat(in_flight: int = 0) -> HeartbeatPublisher:
-    settings = WorkerSidecarSettings(request_id="fn-1", worker="worker-1", namespace="runtime-instance")
+    settings = WorkerSidecarSettings(
+        function_id="id-1", request_id="fn-1", worker="worker-1", namespace="runtime-instance"
+    )
     connection = NatsConnection(ConnectionOptions(("nats://127.0.0.1:1",)))
     return HeartbeatPublisher(connection, settings, "pod-1", lambda: in_flight)
 
@@ -68,6 +70,7 @@ class RecordingConnection:
 async def test_event_has_the_heartbeat_interval_of_the_settings() -> None:
     streams = StreamSettings(dispatch_ack_wait_seconds=60)
     settings = WorkerSidecarSettings(
+        function_id="id-1",
         request_id="fn-1",
         worker="worker-1",
         namespace="runtime-instance",

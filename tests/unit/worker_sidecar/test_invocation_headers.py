@@ -15,7 +15,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def headers_of(deadline: datetime = NOW, attempt: int = 1, **fields: Any) -> dict[str, str]:
-    invocation = Invocation(serverless_request_id="f", timeout_seconds=60, **fields)
+    invocation = Invocation(serverless_request_id="f", function_id="f", timeout_seconds=60, **fields)
     return invocation_headers(Dispatch(invocation=invocation, deadline=deadline, dispatched_at=NOW), attempt)
 
 

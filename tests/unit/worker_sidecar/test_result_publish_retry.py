@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime.contract.messages.invocation_ticket import worker_message_id
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
@@ -25,6 +26,7 @@ from tests.unit.kube.fake_time import on_fake_time
 RESULT = Result(
     invocation_id="i",
     serverless_request_id="f",
+    function_id="f",
     state=ResultState.SUCCEEDED,
     timings=Timings(finished_at=datetime(2026, 1, 1, tzinfo=UTC)),
 )
@@ -46,9 +48,9 @@ class RejectingPublisher:
 
 async def publish_result(server: Any) -> None:
     unused: Any = None
-    results = ResultPublisher(Subjects(), server)
+    results = ResultPublisher(Subjects(), server, worker_message_id)
     consumer = DispatchHandler(results, unused, unused, unused, unused, unused, unused, OPTIONS)
-    await consumer._publish_result(RESULT, None)
+    await consumer._publish_result(RESULT, None, "ticket")
 
 
 @pytest.mark.parametrize(

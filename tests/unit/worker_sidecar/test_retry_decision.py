@@ -25,6 +25,7 @@ from gpu_runtime.worker_sidecar.retry_decision import (
     FinishInvocation,
     InvocationAttempt,
     RetryInvocation,
+    ServedFunction,
     dead_letter_result,
     disposition_of,
     result_of,
@@ -32,10 +33,15 @@ from gpu_runtime.worker_sidecar.retry_decision import (
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
+FUNCTION = ServedFunction("fn-1", "double")
 ATTEMPT = InvocationAttempt("worker-1", 2, NOW)
 DISPATCH = Dispatch(
     invocation=Invocation(
-        invocation_id="inv-1", serverless_request_id="fn-1", enqueued_at=NOW - timedelta(seconds=2), timeout_seconds=9
+        invocation_id="inv-1",
+        serverless_request_id="fn-1",
+        function_id="fn-1",
+        enqueued_at=NOW - timedelta(seconds=2),
+        timeout_seconds=9,
     ),
     deadline=NOW + timedelta(seconds=7),
     dispatched_at=NOW - timedelta(seconds=1),
@@ -111,7 +117,7 @@ def test_dead_lettered_invocation_has_a_failure_class(failure_class: str, expect
 )
 def test_dead_letter_with_a_readable_invocation_id_has_a_result(data: bytes, invocation_id: str | None) -> None:
     failure = dead_letter_failure(DeadLetterDelivery("because"))
-    result = dead_letter_result(data, "fn-1", failure, ATTEMPT, NOW)
+    result = dead_letter_result(data, FUNCTION, failure, ATTEMPT, NOW)
     assert (result.invocation_id if result else None) == invocation_id
     assert result is None or result.state is ResultState.DEAD_LETTERED
 
@@ -119,11 +125,11 @@ def test_dead_letter_with_a_readable_invocation_id_has_a_result(data: bytes, inv
 @pytest.mark.parametrize(
     "invocation",
     [
-        Invocation(invocation_id="inv-1", serverless_request_id="Not.A.Token", timeout_seconds=1),
-        Invocation(invocation_id="two words", serverless_request_id="fn-1", timeout_seconds=1),
+        Invocation(invocation_id="inv-1", serverless_request_id="fn-1", function_id="Not.A.Token", timeout_seconds=1),
+        Invocation(invocation_id="two words", serverless_request_id="fn-1", function_id="fn-1", timeout_seconds=1),
     ],
 )
 def test_dead_letter_with_another_function_or_invalid_id_has_no_result(invocation: Invocation) -> None:
     failure = dead_letter_failure(DeadLetterDelivery("because"))
     dispatch = Dispatch(invocation=invocation, deadline=NOW, dispatched_at=NOW)
-    assert dead_letter_result(encode(dispatch), "fn-1", failure, ATTEMPT, NOW) is None
+    assert dead_letter_result(encode(dispatch), FUNCTION, failure, ATTEMPT, NOW) is None
