@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_runtime.contract.crd.function_queue import FUNCTION_QUEUES, FunctionQueue
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, function_request_ids
 from gpu_runtime.contract.crd.operation import OPERATION_SUMMARIES, UNFINISHED_SELECTOR, OperationSummary
@@ -34,6 +35,8 @@ CLAIMED_INDEX = "claimed"
 that belongs to its unit does not count. Their number stays small."""
 FUNCTION_INDEX = "function"
 """Index of functions by requestID."""
+CALLER_INDEX = "caller"
+"""Index of unfinished operations by caller."""
 OPERATION_UID_INDEX = "operation-uid"
 """Index of unfinished operations by UID."""
 
@@ -48,11 +51,12 @@ class APIInformers:
     prepared_pods: Mapping[str, Informer[Pod]]
     """Pods of adoptable pools, also after a handoff has taken them, by namespace of units."""
     unfinished_operations: Informer[OperationSummary]
+    queues: Informer[FunctionQueue]
 
     @property
     def required(self) -> Sequence[Informer[Any]]:
         """The informers without which the API answers no request."""
-        return (self.units, self.storages, self.pools, self.stock_pods, self.unfinished_operations)
+        return (self.units, self.storages, self.pools, self.stock_pods, self.unfinished_operations, self.queues)
 
     @property
     def all(self) -> Sequence[Informer[Any]]:
@@ -119,6 +123,7 @@ def new_informers(client: KubeClient, namespaces: APINamespaceSettings, metrics:
             ListOptions(namespaces.system, field_selector=UNFINISHED_SELECTOR),
             metrics=metrics,
         ),
+        queues=Informer(client, FUNCTION_QUEUES, ListOptions(namespaces.system), metrics=metrics),
     )
     informers.units.store.add_index(
         FLAVOR_INDEX, lambda unit: (_flavor_key(unit.metadata.namespace, unit.spec.spec_name),)
@@ -133,6 +138,7 @@ def new_informers(client: KubeClient, namespaces: APINamespaceSettings, metrics:
     informers.units.store.add_index(FUNCTION_INDEX, function_request_ids)
     informers.storages.store.add_index(ATTACHED_INDEX, _attached_values)
     informers.stock_pods.store.add_index(UNIT_UID_INDEX, lambda pod: _label_values(pod, Label.UNIT_UID))
+    informers.unfinished_operations.store.add_index(CALLER_INDEX, lambda operation: (operation.spec.caller,))
     informers.unfinished_operations.store.add_index(OPERATION_UID_INDEX, lambda operation: (operation.metadata.uid,))
     return informers
 

@@ -10,15 +10,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
+from gpu_runtime.contract.messages.invocation_ticket import TicketKeyring
 from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.errors import JetStreamError
-from gpu_runtime.jetstream.inbox import Inbox
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
+from gpu_runtime.runtime_api.sync_replies import SyncReplies
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,12 @@ def cap_request_timeout(options: ConnectionOptions) -> ConnectionOptions:
 
 
 class NatsClient:
-    def __init__(self, connection: NatsConnection, topology: StreamTopology) -> None:
-        self.connection, self.topology = connection, topology
+    def __init__(self, connection: NatsConnection, topology: StreamTopology, tickets: TicketKeyring) -> None:
+        self.connection, self.topology, self.tickets = connection, topology, tickets
         timeout = min(MAX_REQUEST_TIMEOUT_SECONDS, connection.options.request_timeout)
         self.publisher = Publisher(connection, timeout_seconds=timeout, attempt_timeout_seconds=timeout / 2)
         self.record_bucket = KeyValueBucket(connection, self.publisher, topology.record_bucket)
-        self.replies = Inbox()
+        self.replies = SyncReplies(topology.subjects, tickets)
         """Receives the results that workers send to synchronous callers."""
         self._setup_error: str | None = "NATS: the streams have not been created yet"
         self._reconnected = asyncio.Event()

@@ -10,12 +10,13 @@ from gpu_runtime.runtime_api.invocations.routes import INVOCATIONS
 from gpu_runtime.runtime_api.jobs.routes import JOBS
 from gpu_runtime.runtime_api.stock.inventory import INVENTORY
 from gpu_runtime.runtime_api.stock.pool_routes import POOLS
+from gpu_runtime.runtime_api.stock.stock_returns import STOCK_RETURNS
 from gpu_runtime.runtime_api.stock.stock_units import STOCK_UNITS
 from gpu_runtime.runtime_api.storages.routes import STORAGES
 from gpu_runtime.runtime_api.units.routes import UNITS
 
 ROUTE_GROUPS: Sequence[RouteGroup[Any]] = (
-    *(HEALTH, UNITS, STORAGES, POOLS, STOCK_UNITS),
+    *(HEALTH, UNITS, STORAGES, POOLS, STOCK_UNITS, STOCK_RETURNS),
     *(INVENTORY, JOBS, INVOCATIONS, DEAD_LETTERS),
 )
 

@@ -1,10 +1,12 @@
 """Settings of the runtime API. The field docstrings are the comments in the sample settings file."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESPACE, SYSTEM_NAMESPACE
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_WORKER_CEILING, PodPolicy
 from gpu_runtime.process.settings import BaseSettings
 from gpu_runtime.process.shared_settings import (
     BindAddressSettings,
@@ -13,9 +15,13 @@ from gpu_runtime.process.shared_settings import (
     PodPolicySettings,
     PositiveSeconds,
     ProcessSettings,
+    TicketSettings,
+    WorkerCeiling,
 )
 
 NonEmptyName = Annotated[str, Meta(min_length=1, max_length=253)]
+ScopeName = Literal["operator", "runtime"]
+"""The names of all scopes. `http/route.py` explains them."""
 NonEmptyNames = Annotated[tuple[NonEmptyName, ...], Meta(min_length=1)]
 
 
@@ -41,19 +47,40 @@ class APINamespaceSettings(BaseSettings, frozen=True, kw_only=True):
             raise ValueError(f"units must not name {self.stock}: every unit in the stock namespace is stock")
 
 
+class APIPodPolicySettings(PodPolicySettings, frozen=True, kw_only=True):
+    max_workers_per_function: WorkerCeiling = DEFAULT_WORKER_CEILING
+    """Maximum of serverless.maxWorkers in requests. Each worker needs several Kubernetes objects, so the maximum
+    limits how much of the storage of etcd one function can use. Set the same value in scaling.maxWorkersPerFunction of
+    the activator."""
+
+    @property
+    def policy(self) -> PodPolicy:
+        return replace(super().policy, max_workers_per_function=self.max_workers_per_function)
+
+
 class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     retention_seconds: Annotated[float, Meta(ge=600, le=30 * 86400)] = 86400
     """Time in seconds for which a finished operation is retained. During this time, a request with the same operationID
     and the same content is a replay of the operation. After this time, the API evicts the operation, and a new request
-    can use the operationID. The API also evicts an operation that waits for stock, when this time has passed since the
-    start of its last attempt."""
+    can use the operationID. An operation whose unit still exists is retained for longer."""
+
+    waiting_retention_seconds: Annotated[float, Meta(ge=600, le=86400)] = 600
+    """Time in seconds for which an operation that waits for stock is retained, from the start of its last attempt or,
+    if it had no attempt, from its creation. After this time, the API evicts the operation, and a new request can use
+    the operationID."""
+
+    max_waiting_per_caller: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    """Maximum number of operations of one caller that wait for stock. If there is no stock, the API rejects further
+    create requests of this caller with 429. The number is approximate, because each replica counts in its cache."""
 
     max_retained: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
-    """Maximum number of retained operations. If there are more operations than this maximum, the API evicts the oldest
-    finished operations before the end of retentionSeconds. If there are still too many operations, the API evicts the
-    oldest operations that wait for stock. The API evicts a finished operation at the earliest 10 minutes after its end.
-    The API evicts a waiting operation at the earliest 10 minutes after the start of its last attempt. Before the API
-    evicts an operation, recovery must have cleaned up the claims, attachments and objects of the operation."""
+    """Maximum number of retained operations. Operations whose unit exists do not count. If there are more operations
+    than this maximum, the API evicts operations of the callers with the most operations. All callers have the same
+    share of the maximum. The API evicts no operation of a caller that does not exceed its share. Of each caller, the
+    API first evicts the oldest operations that wait for stock, then the oldest finished operations. The API evicts a
+    finished operation at the earliest 10 minutes after its end, and a waiting operation at the earliest 10 minutes
+    after the start of its last attempt. Before the API evicts an operation, recovery must have cleaned up the claims,
+    attachments and objects of the operation."""
 
     recovery_interval_seconds: PositiveSeconds = 2
     """Interval in seconds at which each replica looks for stalled operations, stale claims and orphaned objects."""
@@ -84,7 +111,7 @@ class ServiceAccountScopeSettings(BaseSettings, frozen=True, kw_only=True):
     name: NonEmptyName
     """Name of the service account."""
 
-    scopes: Annotated[tuple[Literal["operator", "runtime"], ...], Meta(min_length=1)]
+    scopes: Annotated[tuple[ScopeName, ...], Meta(min_length=1)]
     """Scopes of the service account: operator, runtime or both."""
 
 
@@ -95,12 +122,19 @@ class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):
     off only if no other machine can reach the API."""
 
     token_file: str = ""
-    """Path of a YAML file, usually mounted from a Secret. Its key `tokens` is a list of objects with `name`, `token`
-    and `scopes`. The API reloads the file when the file changes. If the new file is invalid, the previous tokens stay
-    valid. If the path is empty, there is no token file."""
+    """Path of a YAML file, usually mounted from a Secret. Its key `tokens` is a list of entries with `name`, `scopes`,
+    either `token` or `digest`, and optionally `expiresAt`. `gpu-runtime tokens create` creates an entry. The API
+    reloads the file when the file changes. The API ignores an invalid entry and uses the other entries. If the path is
+    empty, there is no token file."""
+
+    token_file_grace_seconds: Annotated[float, Meta(ge=1, le=86400)] = 300
+    """Time in seconds for which the previous tokens stay valid after the token file has disappeared or has become
+    invalid. After this time, no token of the file is valid until the file is correct again. If the file is missing or
+    invalid when the API starts, the API exits."""
 
     service_accounts: tuple[ServiceAccountScopeSettings, ...] = ()
-    """Service accounts of the cluster whose tokens the API accepts. The API verifies the tokens with a TokenReview."""
+    """Service accounts of the cluster whose tokens the API accepts. The API verifies a token with the signing keys of
+    the cluster, and then with a TokenReview."""
 
     audiences: tuple[NonEmptyName, ...] = ("gpu-runtime",)
     """Audiences for tokens of service accounts. The API accepts a token of a service account only if the token has at
@@ -108,9 +142,10 @@ class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):
 
 
 class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
-    max_request_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 768 * 1024
-    """Maximum size of a request body in bytes. The API rejects a larger body with 413. The default is large enough for
-    every invocation: the largest payload has 512 KiB, which are 683 KiB in base64."""
+    max_bytes_in_flight: Annotated[int, Meta(ge=2 * 1024 * 1024)] = 64 * 1024 * 1024
+    """Maximum size in bytes of the bodies of all requests that each replica processes at a time. If the bodies of
+    a caller would have more bytes than are free, the API rejects the request with 429 before it reads the body. So one
+    caller can use at most half of the bytes. The process needs up to five times as much memory."""
 
     requests_per_second: Annotated[float, Meta(ge=0)] = 50
     """Average number of requests per second that each caller may send to each replica. The API rejects further requests
@@ -119,6 +154,26 @@ class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
     burst: Annotated[int, Meta(ge=1)] = 200
     """Maximum number of requests that a caller may send to one replica in a burst, after a time without requests.
     During a burst, the rate may exceed requestsPerSecond."""
+
+    max_queued_creates_per_caller: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    """Maximum number of create requests for units that may wait, for each caller and replica. A replica processes 8
+    create requests at a time, and 2 more that create workers. It processes the requests of all callers in turn. The API
+    rejects further create requests of the caller with 429."""
+
+    anonymous_requests_per_second: Annotated[float, Meta(ge=0)] = 50
+    """Average number of requests without a valid token per second that each peer may send to each replica: requests
+    that need no token, and requests whose token is missing or not valid. The API rejects further such requests with
+    429. The setting burst applies, too. A peer is an IP address, so a gateway is one peer. 0 means no limit."""
+
+    max_connections: Annotated[int, Meta(ge=16, le=100_000)] = 2000
+    """Maximum number of connections to each replica. At this number, a new connection replaces the oldest connection
+    that has sent no request yet, or the connection that has been idle for the longest time, of the peer with the most
+    connections. If every connection has a request in flight, the API closes the new connection."""
+
+    max_connections_per_peer: Annotated[int, Meta(ge=8, le=100_000)] = 1000
+    """Maximum number of connections of one peer to each replica. A peer is an IP address, so a gateway is one peer: set
+    this to the number of requests that your gateway sends at the same time. At this number, a new connection replaces
+    another connection of the same peer, as with maxConnections."""
 
     request_timeout_seconds: PositiveSeconds = 30
     """Maximum time in seconds to process a request of a caller. After this time, the API returns 503. While a caller
@@ -151,6 +206,9 @@ class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
     """Connection to NATS, and limits of the streams. Only requests for invocations and dead letters need NATS."""
 
+    tickets: TicketSettings = TicketSettings()
+    """Keys of invocation tickets. The API signs a ticket for every invocation that it accepts."""
+
     namespaces: APINamespaceSettings = APINamespaceSettings()
     """Namespaces that the API uses."""
 
@@ -163,7 +221,7 @@ class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
     authentication: AuthenticationSettings = AuthenticationSettings()
     """Authentication of callers."""
 
-    pods: PodPolicySettings = PodPolicySettings()
+    pods: APIPodPolicySettings = APIPodPolicySettings()
     """Limits of the pods of units and stock pools."""
 
     limits: RequestLimitSettings = RequestLimitSettings()

@@ -137,7 +137,7 @@ class ClusterSnapshot:
 
     def operations_of(self, kind: str, flavor: str) -> list[Object]:
         of_kind = [each for each in self.operations.values() if each["spec"]["type"] == kind]
-        return [each for each in of_kind if recorded_request(each)["specName"] == flavor]
+        return [each for each in of_kind if recorded_request(each).get("specName") == flavor]
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,9 @@ def seed_request(flavor: str, count: int, operation: str = "") -> Object:
 
 
 def recorded_request(operation: Object) -> Object:
-    return dict(json.loads(operation["spec"]["request"]))
+    """The recorded request. Empty if the operation waits for stock."""
+    recorded = operation["spec"].get("request") or operation.get("status", {}).get("request")
+    return dict(json.loads(recorded)) if recorded else {}
 
 
 def operation_state(operation: Object) -> str:

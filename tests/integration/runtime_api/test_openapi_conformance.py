@@ -69,7 +69,8 @@ def functions(platform: LivePlatform, tmp_path: Path) -> Iterator[None]:
 
 async def run_backend(options: ConnectionOptions, ready: threading.Event, stopping: asyncio.Event) -> None:
     async with serverless_backend(options) as backend, backend.running_workers(), backend.running_result_store():
-        await backend.publish_dead_letter(Stream.INVOKE, encode(invocation("double", "dead")), 1)
+        dead = invocation("double", "dead")
+        await backend.publish_dead_letter(Stream.INVOKE, encode(dead), 1, decoded=dead)
         ready.set()
         await stopping.wait()
 

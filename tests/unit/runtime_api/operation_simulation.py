@@ -58,6 +58,7 @@ from gpu_runtime.runtime_api.settings import APINamespaceSettings, OperationSett
 from gpu_runtime.runtime_api.stock.pools import PoolCreator, PoolService
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.stock.stock_admission import admit_pool
+from gpu_runtime.runtime_api.stock.stock_returns import ReturnStock, StockReturnService
 from gpu_runtime.runtime_api.stock.stock_seeder import StockSeeder
 from gpu_runtime.runtime_api.stock.stock_units import StockUnitService
 from gpu_runtime.runtime_api.units.handoff import Handoff
@@ -151,6 +152,7 @@ class OperationReplica:
         )
         self.units = UnitService(client, informers, NAMESPACES, self.handoff, self.operations, attacher)
         self.stock = StockUnitService(client, informers, self.operations, STOCK_NAMESPACE)
+        self.stock_returns = StockReturnService(client, informers, self.operations, STOCK_NAMESPACE)
         self.pools = PoolService(client, informers, self.operations, NAMESPACES)
         self.informer_tasks = {informer: asyncio.create_task(informer.run()) for informer in informers.all}
         self.operations_informer = informers.unfinished_operations
@@ -254,6 +256,8 @@ class Chaos:
     """Requests that delete a unit."""
     pool_requests: int = 0
     """Requests that delete a pool."""
+    returns: int = 0
+    """Workers whose stock is returned. Each request is sent to two replicas."""
     full_queues: int = 0
     """Replicas that delete no consumed stock any more."""
     stock_deletions: int = 0
@@ -408,6 +412,22 @@ class OperationSimulation:
     def request_pool_deletion(self) -> None:
         self._request_deletion(self.server.all(STOCK_POOLS), lambda replica: replica.pools.delete)
 
+    def request_return(self) -> None:
+        """Return the stock of a worker, as two leading activators do. They may have seen a worker that is deleted."""
+        units = [each for _, plural, each, _ in self.server.history if plural == GPU_UNITS.plural]
+        workers = [each for each in units if each["spec"].get("serverless")]
+        if workers:
+            worker, rng = self.scheduler.rng.choice(workers), self.scheduler.rng
+            returned = ReturnStock(
+                operation_id=_annotations(worker)[Annotation.OPERATION_ID], unit_uid=worker["metadata"]["uid"]
+            )
+            for replica in rng.choices(self.replicas, k=2):
+                replica.tasks.append(asyncio.create_task(self._return(replica, returned)))
+
+    async def _return(self, replica: OperationReplica, returned: ReturnStock) -> None:
+        with suppress(RuntimeFault, KubeError):
+            await replica.stock_returns.return_stock(returned)
+
     def _request_deletion(self, objects: list[Document], delete_of: Callable[[OperationReplica], Delete]) -> None:
         """Send a delete request for one of the objects. It finishes the operation of the object first."""
         if objects:
@@ -463,6 +483,7 @@ class OperationSimulation:
             *[self.delete_a_unit] * chaos.deletions,
             *[self.request_unit_deletion] * chaos.unit_requests,
             *[self.request_pool_deletion] * chaos.pool_requests,
+            *[self.request_return] * chaos.returns,
             *[self.fill_queue] * chaos.full_queues,
             *[self.delete_stock] * chaos.stock_deletions,
             *[self.change_storages] * chaos.storage_changes,
@@ -627,19 +648,31 @@ def check_finished(simulation: OperationSimulation) -> None:
 def _check_seedings(simulation: OperationSimulation) -> set[str]:
     """Return the UIDs of all seeded stock. Every seeding created all of its stock units, or none."""
     seeded: set[str] = set()
+    _check_returns(simulation)
     for operation in simulation.operations(OperationType.SEED_STOCK, "Succeeded"):
         uids = operation["status"]["stockUIDs"]
-        request = next(
-            each
-            for each in simulation.requests
-            if isinstance(each, SeedStock) and each.operation_id == operation["spec"]["operationID"]
-        )
-        assert len(set(uids)) == request.replicas, "a succeeded seeding has another number of stock units"
+        request = msgspec.json.decode(operation["spec"]["request"])
+        assert len(set(uids)) == request["replicas"], "a succeeded seeding has another number of stock units"
         assert seeded.isdisjoint(uids), "two seedings committed to the same stock unit"
         seeded.update(uids)
     for operation in simulation.operations(OperationType.SEED_STOCK, "Failed"):
         assert not operation["status"].get("stockUIDs"), "a failed seeding lists stock units"
     return seeded
+
+
+def _check_returns(simulation: OperationSimulation) -> None:
+    """Every worker whose stock is returned was created from stock, is returned once and does not exist any more."""
+    created = {each["status"]["targetUID"] for each in simulation.operations(OperationType.CREATE_UNIT, "Succeeded")}
+    returned = _returned_uids(simulation)
+    assert len(returned) == len(set(returned)), "the stock of one worker was returned twice"
+    assert created.issuperset(returned), "stock was returned for a unit that no operation committed to"
+    assert _uids(simulation.list_units(UNIT_NAMESPACE)).isdisjoint(returned), "a worker and its returned stock exist"
+
+
+def _returned_uids(simulation: OperationSimulation) -> list[str]:
+    seedings = simulation.operations(OperationType.SEED_STOCK, "Succeeded")
+    requests = [msgspec.json.decode(each["spec"]["request"]) for each in seedings]
+    return [each["returnedFrom"]["uid"] for each in requests if "returnedFrom" in each]
 
 
 def _check_committed(
@@ -649,7 +682,8 @@ def _check_committed(
     existing = _uids(each for each in simulation.server.all(resource) if each["metadata"]["namespace"] == namespace)
     assert existing <= committed.keys(), f"a {resource.kind} exists that no operation committed to"
     missing = {uid for uid, name in committed.items() if uid not in existing and name not in simulation.deleted_names}
-    assert missing <= simulation.deleted, f"a {resource.kind} is missing that no user deleted"
+    gone = simulation.deleted.union(_returned_uids(simulation))
+    assert missing <= gone, f"a {resource.kind} is missing that no user deleted"
     removed = set(map(_attempt, simulation.removed.values()))
     again = [each for each in simulation.server.all(resource) if _attempt(each) in removed - {(None, None)}]
     assert not again, f"an attempt created a {resource.kind} again after a request had deleted it"
@@ -657,13 +691,19 @@ def _check_committed(
 
 def _check_requested(simulation: OperationSimulation, succeeded: list[Document]) -> None:
     """Every unit has the name, the image and the storages of the request of its operation."""
-    requests = {each["status"]["targetUID"]: msgspec.json.decode(each["spec"]["request"]) for each in succeeded}
+    requests = {each["status"]["targetUID"]: _request(each) for each in succeeded}
     for unit in simulation.list_units(UNIT_NAMESPACE):
         request = requests[unit["metadata"]["uid"]]
         found = unit["metadata"]["name"], unit["spec"]["image"], _mounted_names(unit["spec"])
         assert found == (request["name"], request["image"], _mounted_names(request)), (
             "a unit is not what the request of its operation demands"
         )
+
+
+def _request(operation: Document) -> Document:
+    """The recorded request. An operation that was recorded without stock has it in its status."""
+    recorded = operation["spec"].get("request") or operation["status"]["request"]
+    return cast(Document, msgspec.json.decode(recorded))
 
 
 def _mounted_names(spec: Document) -> list[str]:

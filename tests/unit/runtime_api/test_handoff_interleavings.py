@@ -13,7 +13,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from gpu_runtime.contract.crd.gpu_unit import StorageMount
+from gpu_runtime.contract.crd.gpu_unit import Serverless, StorageMount
 from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import operation_name
@@ -34,7 +34,7 @@ from tests.unit.runtime_api.operation_simulation import (
     operation_simulation,
 )
 
-SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "950")) * 3 // 22 + 1
+SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "950")) * 3 // 25 + 1
 """The number of seeds of each test. One test has only a third of it. `INTERLEAVING_SEEDS` is the sum of all tests."""
 UNSTEADY = ("Ready", "Ready", "Progressing")
 
@@ -126,6 +126,24 @@ async def test_prepared_pod_becomes_the_pod_of_one_unit(seed: int) -> None:
         await simulation.run_recovery()
         check_conservation(simulation)
         check_prepared_pods(simulation)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_stock_of_a_worker_is_returned_once_and_not_while_the_worker_exists(seed: int) -> None:
+    """Leaders return the stock of workers that exist, that are being created, and that are deleted. Other workers use
+    the returned stock."""
+    worker = Serverless(enabled=True, request_id="embed", worker_of="embed")
+    workers = [msgspec.structs.replace(each, serverless=worker) for each in unit_requests(5)]
+    with operation_simulation(seed, 2, workers) as simulation:
+        for _ in range(2):
+            await simulation.run(Chaos(kills=2, deletions=seed % 2, returns=4, fault_chance=0.04))
+            await simulation.grow_old()
+        await simulation.run_recovery()
+        check_finished(simulation)
+        check_conservation(simulation)
+        await simulation.replay()
+        await simulation.run_recovery()
+        check_conservation(simulation)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS // 3))

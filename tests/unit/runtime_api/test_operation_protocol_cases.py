@@ -10,7 +10,12 @@ from gpu_runtime.contract.crd.well_known import Annotation, operation_name
 from gpu_runtime.contract.errors import NoStock
 from gpu_runtime.kube.meta import ObjectKey
 from tests.unit.runtime_api.interleaved_kube import run_interleaved
-from tests.unit.runtime_api.operation_simulation import OperationSimulation, check_conservation, operation_simulation
+from tests.unit.runtime_api.operation_simulation import (
+    SETTINGS,
+    OperationSimulation,
+    check_conservation,
+    operation_simulation,
+)
 from tests.unit.runtime_api.test_handoff_interleavings import seed_request, unit_requests
 
 T = TypeVar("T")
@@ -113,6 +118,8 @@ async def test_operation_is_not_evicted_before_its_consumed_stock_is_deleted() -
         await run_interleaved(simulation.send(other, simulation.requests[1]), simulation.scheduler)
         assert [outcome for _, outcome in simulation.outcomes] == [True, NoStock]
         check_conservation(simulation)
+        delete_units(simulation)
+        await simulation.run_until_idle()
         await run_interleaved(other.retention.run_once(), simulation.scheduler)
         assert [each["spec"]["operationID"] for each in simulation.server.all(OPERATIONS)] == ["op-1"]
 
@@ -125,7 +132,23 @@ async def test_operation_is_not_evicted_shortly_after_its_end() -> None:
         await simulation.run_until_idle()
         await run_interleaved(first.retention.run_once(), simulation.scheduler)
         assert len(simulation.server.all(OPERATIONS)) == 1
+        delete_units(simulation)
         await simulation.grow_old()
+        await run_interleaved(first.retention.run_once(), simulation.scheduler)
+        assert not simulation.server.all(OPERATIONS)
+
+
+async def test_operation_is_not_evicted_before_its_unit_is_deleted() -> None:
+    with operation_simulation(1, 1, unit_requests(1)) as simulation:
+        await simulation.run_until_idle()
+        first = simulation.replicas[0]
+        await run_interleaved(simulation.send(first, simulation.requests[0]), simulation.scheduler)
+        simulation.clock.elapsed_seconds += 30 * SETTINGS.retention_seconds
+        await simulation.run_until_idle()
+        await run_interleaved(first.retention.run_once(), simulation.scheduler)
+        assert len(simulation.server.all(OPERATIONS)) == 1
+        delete_units(simulation)
+        await simulation.run_until_idle()
         await run_interleaved(first.retention.run_once(), simulation.scheduler)
         assert not simulation.server.all(OPERATIONS)
 
@@ -158,6 +181,11 @@ async def test_recovery_does_not_release_a_claim_that_is_newer_than_its_cache() 
         assert simulation.outcomes[-1] == ("op-2", NoStock)
         await simulation.run_recovery()
         check_conservation(simulation)
+
+
+def delete_units(simulation: OperationSimulation) -> None:
+    for _ in simulation.list_units("runtime-instance"):
+        simulation.delete_a_unit()
 
 
 def operation_state(simulation: OperationSimulation, operation_id: str) -> str:

@@ -117,14 +117,16 @@ class InMemoryNats:
             response = {"error": rejection.body}
         return msgspec.json.encode(response)
 
-    def receive(self, sender: "InMemoryConnection", subject: str, data: bytes, reply: str) -> None:
+    def receive(
+        self, sender: "InMemoryConnection", subject: str, data: bytes, headers: Mapping[str, str] | None, reply: str
+    ) -> None:
         """Process a message that needs no response: an acknowledgement, a pull request, or a core NATS message."""
         if subject.startswith("$JS.ACK."):
             self._acknowledge(subject.split("."), data)
         elif subject.startswith("$JS.API.CONSUMER.MSG.NEXT."):
             self._add_pull(sender, subject.split(".")[-2:], msgspec.json.decode(data), reply)
         else:
-            self.send_to_subscribers(subject, data, reply=reply)
+            self.send_to_subscribers(subject, data, headers, reply)
 
     def send_to_subscribers(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, reply: str = ""
@@ -401,11 +403,11 @@ class InMemoryConnection:
         data: bytes = b"",
         *,
         reply: str = "",
-        headers: Mapping[str, str] | None = None,  # noqa: ARG002 - the interface of NatsConnection
+        headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> None:
         await self._wait_connected(timeout_seconds or self.options.request_timeout)
-        self._loop.call_at(self._arrival(), self._deliver_to_server, subject, data, reply)
+        self._loop.call_at(self._arrival(), self._deliver_to_server, subject, data, headers, reply)
 
     async def request(
         self,
@@ -476,10 +478,10 @@ class InMemoryConnection:
         self._sent_until = max(self._sent_until + 1e-9, self._loop.time() + self.network.latency(self))
         return self._sent_until
 
-    def _deliver_to_server(self, subject: str, data: bytes, reply: str) -> None:
+    def _deliver_to_server(self, subject: str, data: bytes, headers: Mapping[str, str] | None, reply: str) -> None:
         is_ack = subject.startswith("$JS.ACK.")
         if self.connected and not (is_ack and self.network.loses_acknowledgement(self)):
-            self.server.receive(self, subject, data, reply)
+            self.server.receive(self, subject, data, headers, reply)
             if is_ack:
                 self.network.after_acknowledgement(self)
 

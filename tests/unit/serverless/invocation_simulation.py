@@ -20,8 +20,9 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
-from gpu_runtime.contract.messages.result import Result, ResultState
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
+from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.kv import OPERATION_HEADER, PURGE_HEADERS
@@ -43,6 +44,7 @@ from tests.unit.serverless.simulated_processes import (
     SimulatedFramework,
     SimulatedFunctions,
     SimulatedProcess,
+    simulated_function_id,
 )
 
 FAULT_SECONDS = 30.0
@@ -53,6 +55,7 @@ TIMEOUTS_SECONDS = (1.5, 4.0, 10.0, 25.0)
 MAX_QUERIED_AGE = timedelta(seconds=20)
 DUPLICATE_WINDOW_SECONDS = 5.5
 """It is longer than a publisher repeats a message."""
+ATTACKER = "attacker"
 UNREADABLE_VALUES = (b"not json", b'{"version":9}', b'{"version":1,"state":"paused"}', b"")
 
 
@@ -74,6 +77,8 @@ class FaultPlan:
     expired_records: int = 1
     """Number of accepted invocations whose record expires too early."""
     deletes_function: bool = True
+    forged_results: int = 3
+    """Number of results that an attacker publishes for invocations of the callers."""
     unreadable_records: int = 0
     max_latency: float = 6.0
 
@@ -228,6 +233,8 @@ class InvocationSimulation:
             self._clients.append(asyncio.create_task(self._make_unreadable(each)))
         if self.plan.deletes_function:
             asyncio.get_running_loop().call_later(self.rng.uniform(0.5, 15), self.plane.functions.existing.discard, "g")
+        for each in self.rng.choices(ids, k=self.plan.forged_results):
+            self._clients.append(asyncio.create_task(self._forge_result(each)))
         for _ in range(self.plan.disconnects):
             self._clients.append(asyncio.create_task(self._disconnect_one()))
 
@@ -275,6 +282,23 @@ class InvocationSimulation:
             self.history.deleted.add(invocation_id)
             bucket = TOPOLOGY.record_bucket
             self.server.expire(bucket.stream_name, bucket.subject(invocation_id))
+
+    async def _forge_result(self, invocation_id: str) -> None:
+        """Publish a result without a ticket, or with the ticket of another invocation."""
+        await asyncio.sleep(self.rng.uniform(0, 20))
+        function, dispatched = self.rng.choice("fg"), self.server.streams[TOPOLOGY.stream_name(Stream.DISPATCH)]
+        result = Result(
+            invocation_id=invocation_id,
+            serverless_request_id=function,
+            function_id=simulated_function_id(function),
+            state=self.rng.choice((ResultState.SUCCEEDED, ResultState.CANCELLED)),
+            timings=Timings(finished_at=self.plane.now()),
+        )
+        forged = with_body(result, "application/json", b"[9,0]")
+        others = [each for each in dispatched.messages.values() if f'"{invocation_id}"'.encode() not in each.data]
+        headers = {TICKET_HEADER: self.rng.choice(others).headers[TICKET_HEADER]} if others else {}
+        subject, attacker = TOPOLOGY.subjects.result(result.function_id), InMemoryConnection(self.server, ATTACKER)
+        self.server.execute(attacker, subject, encode(forged), headers)
 
     def _must_end_without_queries(self, invocation_id: str) -> bool:
         """Whether the client stops its queries: a query long after the deadline would end a lost invocation.
@@ -404,6 +428,8 @@ class InvocationHistory:
     results: defaultdict[str, list[tuple[str, Result]]] = field(default_factory=lambda: defaultdict(list))
 
     def on_stored(self, sender: InMemoryConnection, message: StreamMessage, previous: StreamMessage | None) -> None:
+        if sender.name == ATTACKER:
+            return
         if message.subject.startswith("$KV."):
             self._on_record(sender, message, previous)
         elif message.subject.startswith(f"{TOPOLOGY.subjects.prefix}.{Stream.RESULT}."):
@@ -483,7 +509,9 @@ class InvocationHistory:
         dead_lettered = {each for each, row in rows.items() if row.state == ResultState.DEAD_LETTERED}
         assert dead_lettered <= self.letters.keys(), f"{dead_lettered - self.letters.keys()} have no dead letter"
         by_activator = {
-            each for each, letters in self.letters.items() if any(letter.source is Stream.INVOKE for letter in letters)
+            each
+            for each, letters in self.letters.items()
+            if any(TOPOLOGY.subjects.parse(letter.subject).kind == Stream.INVOKE for letter in letters)
         }
         assert by_activator - self.deleted <= dead_lettered, f"{by_activator - dead_lettered} have a dead letter"
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
@@ -21,12 +22,15 @@ from gpu_runtime.activator.settings import DispatchSettings, ReaperSettings
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_ticket import TicketKeyring, worker_message_id
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
 from gpu_runtime.contract.messages.subjects import CANCEL
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import DirectWorkerRecords, InvocationRecordStore
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher, new_termination_publisher
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
@@ -46,6 +50,7 @@ from gpu_runtime.runtime_api.invocations.service import InvocationService
 from gpu_runtime.runtime_api.nats_client import NatsClient
 from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
+from gpu_runtime.worker_sidecar.framework_connections import ResponseSlot
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
 from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailed,
@@ -57,11 +62,14 @@ from gpu_runtime.worker_sidecar.framework_response import (
 )
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
+from gpu_runtime.worker_sidecar.retry_decision import ServedFunction
+from tests.ticket_keys import TICKETS
 from tests.unit.serverless.in_memory_nats import InMemoryConnection, InMemoryNats, NoFaults
 
 TOPOLOGY = StreamTopology(
     limits=StreamLimits(invoke_ack_wait_seconds=3, dispatch_ack_wait_seconds=3, result_ack_wait_seconds=3)
 )
+
 REAPER_SETTINGS = ReaperSettings()
 MAX_ATTEMPTS = 5
 RETRY_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
@@ -91,27 +99,38 @@ class SimulatedFunctions:
 
     def __init__(self, request_ids: set[str]) -> None:
         self.existing = request_ids
-        self.units = SimpleNamespace(wait_for_sync=self._synced)
 
-    async def _synced(self) -> None:
+    async def wait_for_sync(self) -> None:
         return None
 
-    def by_request_id(self, request_id: str) -> object | None:
-        return object() if request_id in self.existing else None
+    def by_id(self, function_id: str) -> object | None:
+        return object() if function_id in self.ids() else None
 
-    def request_ids(self) -> set[str]:
-        return set(self.existing)
+    def ids(self) -> set[str]:
+        return {simulated_function_id(each) for each in self.existing}
 
     def cache_is_fresh(self) -> bool:
         return True
 
-    async def confirm_not_found(self, request_id: str) -> bool:
+    async def confirm_not_found(self, function_id: str) -> bool:
         await asyncio.sleep(0.001)
-        return request_id not in self.existing
+        return function_id not in self.ids()
 
-    async def must_exist(self, request_id: str) -> None:
+    async def resolve_id(self, request_id: str) -> str:
         if request_id not in self.existing:
             raise LookupError(request_id)
+        return simulated_function_id(request_id)
+
+
+def simulated_function_id(request_id: str) -> str:
+    return f"id-of-{request_id}"
+
+
+class UnlimitedCapacity:
+    """Queues that always have capacity."""
+
+    async def require(self, _invocation: Invocation) -> None:
+        return
 
 
 @dataclass
@@ -126,7 +145,10 @@ class SimulatedFramework:
     now: Callable[[], datetime] = field(init=False)
     """The clock of the plane that the framework belongs to."""
 
-    async def invoke(self, dispatch: Dispatch, _attempt: int) -> FrameworkOutcome:
+    def response_slot(self) -> AbstractContextManager[ResponseSlot]:
+        return nullcontext(ResponseSlot(asyncio.Semaphore()))
+
+    async def invoke(self, dispatch: Dispatch, _slot: ResponseSlot, _attempt: int) -> FrameworkOutcome:
         loop = asyncio.get_running_loop()
         until_deadline = (dispatch.deadline - self.now()).total_seconds()
         duration = self.rng.choice(self.durations)
@@ -175,6 +197,8 @@ class ServerlessPlane:
     framework: SimulatedFramework
     results: InMemoryResults = field(default_factory=InMemoryResults)
     max_attempts: int = MAX_ATTEMPTS
+    new_keyring: Callable[[], TicketKeyring] = lambda: TICKETS
+    """Returns the ticket keys of a process that starts."""
 
     def __post_init__(self) -> None:
         self.framework.now = self.now
@@ -199,11 +223,16 @@ class ServerlessPlane:
         return InvocationRecordStore(KeyValueBucket(process.nats, publisher, TOPOLOGY.record_bucket))
 
     def start_api(self, name: str) -> tuple[SimulatedProcess, InvocationService]:
-        process = self._process(name)
-        nats_client = NatsClient(process.nats, TOPOLOGY)
+        process, tickets = self._process(name), self.new_keyring()
+        nats_client = NatsClient(process.nats, TOPOLOGY, tickets)
         process.spawn(nats_client.run())
         enqueuer = InvocationEnqueuer(
-            InvocationRecordStore(nats_client.record_bucket), nats_client.publisher, TOPOLOGY.subjects, self
+            InvocationRecordStore(nats_client.record_bucket),
+            nats_client.publisher,
+            TOPOLOGY.subjects,
+            self,
+            tickets,
+            UnlimitedCapacity(),
         )
         service = InvocationService(
             nats_client=nats_client,
@@ -218,14 +247,14 @@ class ServerlessPlane:
         return process, service
 
     def start_activator(self, name: str, *, leads: bool, max_deliveries: int = 50) -> SimulatedProcess:
-        process = self._process(name)
+        process, tickets = self._process(name), self.new_keyring()
         publisher, metrics = Publisher(process.nats), ActivatorMetrics(CollectorRegistry())
         records, functions = self._records(process, publisher), cast(FunctionLister, self.functions)
         queued, dispatched = (
-            TerminalResultPublisher(ResultPublisher(TOPOLOGY.subjects, publisher), metrics, stage)
+            TerminalResultPublisher(new_termination_publisher(TOPOLOGY.subjects, publisher, tickets), metrics, stage)
             for stage in (TerminationStage.QUEUED, TerminationStage.DISPATCHED)
         )
-        capacity = FunctionCapacity(self.monotonic)
+        capacity, ignored = FunctionCapacity(self.monotonic), IgnoredMessages(metrics.ignored_messages)
         dispatcher = Dispatcher(
             topology=TOPOLOGY,
             publisher=publisher,
@@ -237,6 +266,8 @@ class ServerlessPlane:
             settings=DispatchSettings(),
             metrics=metrics,
             clock=self.now,
+            tickets=tickets,
+            ignored=ignored,
         )
         consumer = PullConsumer(
             process.nats,
@@ -249,7 +280,16 @@ class ServerlessPlane:
         process.spawn(self._report_capacity(capacity))
         if leads:
             reaper = InvocationReaper(
-                process.nats, TOPOLOGY, records, functions, dispatched, REAPER_SETTINGS, metrics, self.now
+                nats=process.nats,
+                topology=TOPOLOGY,
+                records=records,
+                functions=functions,
+                terminal_results=dispatched,
+                settings=REAPER_SETTINGS,
+                metrics=metrics,
+                clock=self.now,
+                tickets=tickets,
+                ignored=ignored,
             )
             process.spawn(reaper.run())
             process.spawn(_subscribe(process, TOPOLOGY.subjects.all_functions(CANCEL), reaper.cancel))
@@ -259,11 +299,11 @@ class ServerlessPlane:
         """Report free workers from time to time, so that the dispatcher uses its fast path for some invocations."""
         while True:
             await asyncio.sleep(self.framework.rng.uniform(0.1, 2))
-            for request_id in sorted(self.functions.existing):
+            for function_id in sorted(self.functions.ids()):
                 capacity.observe(
                     WorkerEvent(
                         kind=WorkerEventKind.HEARTBEAT,
-                        serverless_request_id=request_id,
+                        function_id=function_id,
                         unit="worker",
                         namespace="n",
                         sent_at=self.now(),
@@ -273,11 +313,12 @@ class ServerlessPlane:
 
     def start_worker(self, name: str, request_id: str) -> SimulatedProcess:
         process, cancellations = self._process(name), CancellationRegistry()
+        function = ServedFunction(simulated_function_id(request_id), request_id)
         publisher = Publisher(process.nats)
         health: Any = SimpleNamespace(check=_healthy)
         heartbeat: Any = SimpleNamespace(invocation_started=lambda _: None, invocation_finished=lambda _: None)
         handler = DispatchHandler(
-            ResultPublisher(TOPOLOGY.subjects, publisher),
+            ResultPublisher(TOPOLOGY.subjects, publisher, worker_message_id),
             DirectWorkerRecords(self._records(process, publisher), name),
             cast(FrameworkClient, self.framework),
             cast(FrameworkHealthMonitor, health),
@@ -285,24 +326,33 @@ class ServerlessPlane:
             cancellations,
             SidecarMetrics(CollectorRegistry()),
             DispatchHandlerOptions(
-                request_id, name, TOPOLOGY.subjects, self.max_attempts, RETRY_BACKOFF, 1000, clock=self.now
+                function, name, TOPOLOGY.subjects, self.max_attempts, RETRY_BACKOFF, 1000, clock=self.now
             ),
         )
         consumer = PullConsumer(
             process.nats,
-            TOPOLOGY.dispatch_consumer(request_id),
+            TOPOLOGY.dispatch_consumer(function.function_id),
             handler.handle,
             handler.on_dead_letter,
             ConsumeOptions(max_in_flight=2, max_deliveries=None, backoff=RETRY_BACKOFF),
         )
         process.spawn(consumer.run(asyncio.Event()))
-        process.spawn(_subscribe(process, TOPOLOGY.subjects.cancel(request_id), cancellations.cancel))
+        process.spawn(_subscribe(process, TOPOLOGY.subjects.cancel(function.function_id), cancellations.cancel))
         return process
 
     def start_result_store(self, name: str) -> SimulatedProcess:
         process, metrics = self._process(name), ResultStoreMetrics(CollectorRegistry())
         publisher, writer = Publisher(process.nats), BatchWriter(cast(Any, self.results), 16, metrics)
-        handler = ResultConsumer(writer, self._records(process, publisher), publisher, TOPOLOGY.subjects, 1000, metrics)
+        handler = ResultConsumer(
+            writer,
+            self._records(process, publisher),
+            publisher,
+            TOPOLOGY.subjects,
+            1000,
+            metrics,
+            self.new_keyring(),
+            IgnoredMessages(metrics.ignored_messages),
+        )
         consumer = PullConsumer(
             process.nats,
             TOPOLOGY.result_consumer,

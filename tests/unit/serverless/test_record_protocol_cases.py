@@ -29,6 +29,7 @@ from tests.unit.serverless.simulated_processes import (
     SimulatedFramework,
     SimulatedFunctions,
     SimulatedProcess,
+    simulated_function_id,
 )
 from tests.unit.serverless.test_warm_invocation import FreeWorkers
 
@@ -142,7 +143,7 @@ async def test_redelivered_invocation_that_a_worker_runs_is_not_dispatched_again
     plane.server.streams[TOPOLOGY.stream_name(Stream.DISPATCH)].message_ids.clear()
     await asyncio.sleep(6)  # INVOKE redelivers the message while the worker runs the invocation
     await kill_all(api, *others)
-    assert subjects.count(TOPOLOGY.subjects.dispatch("f")) == 1
+    assert subjects.count(TOPOLOGY.subjects.dispatch(simulated_function_id("f"))) == 1
 
 
 @on_fake_time

@@ -43,7 +43,9 @@ from tests.unit.serverless.simulated_processes import TOPOLOGY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DISPATCH = Dispatch(
-    invocation=Invocation(invocation_id="i", serverless_request_id="f", enqueued_at=NOW, timeout_seconds=60),
+    invocation=Invocation(
+        invocation_id="i", serverless_request_id="f", function_id="f", enqueued_at=NOW, timeout_seconds=60
+    ),
     deadline=NOW + timedelta(seconds=60),
     dispatched_at=NOW,
 )

@@ -24,6 +24,7 @@ from tests.unit.serverless.simulated_processes import (
     ServerlessPlane,
     SimulatedFramework,
     SimulatedFunctions,
+    simulated_function_id,
 )
 
 
@@ -61,7 +62,9 @@ async def terminated_by_the_activator(scene: Scene, service: InvocationService) 
 async def dead_lettered_by_the_activator(scene: Scene, service: InvocationService) -> None:
     """The queue of the function in DISPATCH is full, and the first delivery is the last one."""
     scene.plane.server.streams[TOPOLOGY.stream_name(Stream.DISPATCH)].config["max_msgs_per_subject"] = 1
-    await Publisher(scene.connection).publish(OutgoingMessage(TOPOLOGY.subjects.dispatch("f"), b"{}"))
+    await Publisher(scene.connection).publish(
+        OutgoingMessage(TOPOLOGY.subjects.dispatch(simulated_function_id("f")), b"{}")
+    )
     scene.processes.append(scene.plane.start_activator("activator", leads=False, max_deliveries=1))
 
 

@@ -13,6 +13,7 @@ from tests.unit.serverless.simulated_processes import (
     ServerlessPlane,
     SimulatedFramework,
     SimulatedFunctions,
+    simulated_function_id,
 )
 
 
@@ -57,9 +58,9 @@ async def test_warm_invocation_needs_six_writes_and_no_read() -> None:
     record, subjects = TOPOLOGY.record_bucket.subject("warm"), TOPOLOGY.subjects
     assert network.requests == [
         ("api", record),
-        ("api", subjects.invoke("f")),
-        ("activator", subjects.dispatch("f")),
+        ("api", subjects.invoke(simulated_function_id("f"))),
+        ("activator", subjects.dispatch(simulated_function_id("f"))),
         ("worker", record),
-        ("worker", subjects.result("f")),
+        ("worker", subjects.result(simulated_function_id("f"))),
         ("store", record),
     ]

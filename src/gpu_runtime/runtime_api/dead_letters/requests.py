@@ -13,4 +13,8 @@ class ListDeadLetters(PagedQuery, frozen=True, kw_only=True):
     """Lists only dead letters from this stream: invoke, dispatch or result."""
 
     serverless_request_id: str | UnsetType = field(default=UNSET, name="serverlessRequestID")
-    """Lists only dead letters of this function."""
+    """Lists only dead letters of the function that has this requestID now. To list the dead letters of a deleted
+    function, use functionID."""
+
+    function_id: str | UnsetType = field(default=UNSET, name="functionID")
+    """Lists only dead letters of this function. Every dead letter contains the functionID."""

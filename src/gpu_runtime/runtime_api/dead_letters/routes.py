@@ -12,7 +12,7 @@ from gpu_runtime.runtime_api.dead_letters.service import DeadLetterService
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, Scope
 
-DEAD_LETTERS = RouteGroup[DeadLetterService]("Dead letters", Scope.OPERATOR, needs_cluster=False)
+DEAD_LETTERS = RouteGroup[DeadLetterService]("Dead letters", Scope.OPERATOR, needs_cluster=False, audit_reads=True)
 
 DEAD_LETTERS_PATH = "/api/v1/operator/dead-letters"
 DEAD_LETTER_PATH = DEAD_LETTERS_PATH + "/{id}"

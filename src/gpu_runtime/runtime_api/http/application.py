@@ -1,9 +1,9 @@
 """Builds the aiohttp application from the routes.
 
 Every request gets a request ID. Then the application authenticates, rate limits and decodes the request, calls its
-handler, and logs the request with its response. If the handler raises a fault, the response is the error of that type.
-If the handler raises an unexpected exception, the response is a 500 with the request ID, and only the log contains the
-details.
+handler, and logs the request with its response. It reads the body only after it has admitted the request. If the
+handler raises a fault, the response is the error of that type. If the handler raises an unexpected exception, the
+response is a 500 with the request ID, and only the log contains the details.
 """
 
 import asyncio
@@ -20,7 +20,15 @@ from typing import TypeAlias
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from gpu_runtime.contract.errors import Forbidden, Invalid, NotFound, RuntimeFault, TooLarge, Unavailable
+from gpu_runtime.contract.errors import (
+    Forbidden,
+    Invalid,
+    NotFound,
+    Overloaded,
+    RuntimeFault,
+    Unauthenticated,
+    Unavailable,
+)
 from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.kube.errors import KubeError
@@ -29,6 +37,8 @@ from gpu_runtime.process.nats_setup import fault_from_nats_error
 from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.runtime_api.http.access_log import AccessLog, AccessRecord
 from gpu_runtime.runtime_api.http.authentication import Authenticator
+from gpu_runtime.runtime_api.http.body_reader import read_body
+from gpu_runtime.runtime_api.http.byte_budget import ByteBudget, HeldBytes
 from gpu_runtime.runtime_api.http.decoding import NoBody, decode_body, decode_query, validate_path_params
 from gpu_runtime.runtime_api.http.envelope import (
     REQUEST_ID_HEADER,
@@ -57,6 +67,9 @@ class Edge:
 
     authenticator: Authenticator
     rate_limiter: CallerRateLimiter
+    anonymous_rate_limiter: CallerRateLimiter
+    """Limits the requests without a valid token, by peer."""
+    budget: ByteBudget
     access_log: AccessLog
     limits: RequestLimitSettings
     stale_reason: HealthCheck
@@ -64,33 +77,51 @@ class Edge:
     do not need the cluster do not call it."""
     stopping: asyncio.Event
 
+    def admit_anonymous(self, request: web.BaseRequest) -> None:
+        """Count a request without a valid token. Raises Overloaded if its peer exceeds the rate."""
+        self.anonymous_rate_limiter.admit(request.remote or "unknown peer", time.monotonic())
+
 
 def make_app(
     routes: Sequence[Route], edge: Edge, plain: Mapping[str, HealthHandler] = _NO_PLAIN_HANDLERS
 ) -> web.Application:
     """Build the application from these routes.
 
-    The plain handlers answer GET requests on their paths. They use no authentication and no response envelope.
+    The plain handlers answer GET requests on their paths. They use no authentication, and no response envelope except
+    for errors.
     """
-    app = web.Application(client_max_size=edge.limits.max_request_bytes + 1)
+    app = web.Application()
     for path, handler in plain.items():
-        _add_path(app, path, dict.fromkeys((hdrs.METH_GET, hdrs.METH_HEAD), handler), edge)
+        limited = _limited_handler(handler, edge)
+        _add_path(app, path, dict.fromkeys((hdrs.METH_GET, hdrs.METH_HEAD), limited), edge)
     for path, path_routes in groupby(sorted(routes, key=lambda route: route.path), key=lambda route: route.path):
         handlers = {
             method: InstrumentedHandler(edge, route.name, RouteAdmission(edge, route).handle).handle
             for method, route in _routes_by_method(path_routes)
         }
         _add_path(app, path, handlers, edge)
-    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _path_not_found)
-    app.router.add_route("*", "/{tail:.*}", fallback.handle, expect_handler=_send_100_continue)
+    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _path_not_found(edge))
+    app.router.add_route("*", "/{tail:.*}", fallback.handle, expect_handler=_send_100_continue_later)
     return app
+
+
+def _limited_handler(handler: HealthHandler, edge: Edge) -> HealthHandler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            edge.admit_anonymous(request)
+        except Overloaded as fault:
+            entry = AccessRecord(http_request_id(None), request.method, request.path, _UNMATCHED_ROUTE)
+            return _web_response(error_response(fault, entry.http_request_id), entry)
+        return await handler(request)
+
+    return handle
 
 
 def _add_path(app: web.Application, path: str, handlers: Mapping[str, HealthHandler], edge: Edge) -> None:
     resource = app.router.add_resource(path)
-    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed(", ".join(sorted(handlers))))
+    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed(edge, ", ".join(sorted(handlers))))
     for method, handler in (*handlers.items(), ("*", fallback.handle)):
-        resource.add_route(method, handler, expect_handler=_send_100_continue)
+        resource.add_route(method, handler, expect_handler=_send_100_continue_later)
 
 
 def _routes_by_method(routes: Iterable[Route]) -> Iterator[tuple[str, Route]]:
@@ -100,26 +131,39 @@ def _routes_by_method(routes: Iterable[Route]) -> Iterator[tuple[str, Route]]:
             yield hdrs.METH_HEAD, route
 
 
-async def _send_100_continue(request: web.Request) -> None:
+async def _send_100_continue_later(_request: web.Request) -> None:
+    """Do not send `100 Continue` before the request is admitted: a rejected request needs no body."""
+
+
+def _expects_100_continue(request: web.BaseRequest) -> bool:
+    return request.version >= HttpVersion11 and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+
+
+async def _send_100_continue(request: web.BaseRequest) -> None:
     """Send `100 Continue` to a client that waits for it before it sends the body.
 
     It is not an error if the client has disconnected in the meantime.
     """
-    if request.version >= HttpVersion11 and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+    if _expects_100_continue(request):
         with suppress(ConnectionError):
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # the response itself has not started
 
 
-def _method_not_allowed(allowed: str) -> EdgeHandler:
+def _method_not_allowed(edge: Edge, allowed: str) -> EdgeHandler:
     async def handler(request: web.Request, _entry: AccessRecord) -> APIResponse:
+        edge.admit_anonymous(request)
         raise MethodNotAllowed(request.method, allowed)
 
     return handler
 
 
-async def _path_not_found(request: web.Request, _entry: AccessRecord) -> APIResponse:
-    raise NotFound(f"path {request.path[:200]!r} does not exist; /openapi.json lists all paths")
+def _path_not_found(edge: Edge) -> EdgeHandler:
+    async def handler(request: web.Request, _entry: AccessRecord) -> APIResponse:
+        edge.admit_anonymous(request)
+        raise NotFound(f"path {request.path[:200]!r} does not exist; /openapi.json lists all paths")
+
+    return handler
 
 
 class InstrumentedHandler:
@@ -137,7 +181,11 @@ class InstrumentedHandler:
         )
         reply = await self._respond(request, entry)
         self._edge.access_log.log(entry, reply.status, time.perf_counter() - started)
-        return self._web_response(reply, entry)
+        response = _web_response(reply, entry)
+        # Such a client sends its next request to another replica, or does not send the body that it announced.
+        if self._edge.stopping.is_set() or (_expects_100_continue(request) and not request.content.is_eof()):
+            response.force_close()
+        return response
 
     async def _respond(self, request: web.Request, entry: AccessRecord) -> EncodedEnvelope:
         limit = asyncio.timeout(self._edge.limits.request_timeout_seconds)
@@ -157,14 +205,12 @@ class InstrumentedHandler:
         seconds = self._edge.limits.request_timeout_seconds
         return Unavailable(f"the request was not finished within {seconds:g} s; send the same request again")
 
-    def _web_response(self, reply: EncodedEnvelope, entry: AccessRecord) -> web.Response:
-        headers = {REQUEST_ID_HEADER: entry.http_request_id, "Server": "gpu-runtime", **reply.headers}
-        if reply.body:
-            headers["Content-Type"] = "application/json"
-        response = web.Response(body=reply.body or None, status=reply.status, headers=headers)
-        if self._edge.stopping.is_set():
-            response.force_close()  # so that the client sends its next request to another replica
-        return response
+
+def _web_response(reply: EncodedEnvelope, entry: AccessRecord) -> web.Response:
+    headers = {REQUEST_ID_HEADER: entry.http_request_id, "Server": "gpu-runtime", **reply.headers}
+    if reply.body:
+        headers["Content-Type"] = "application/json"
+    return web.Response(body=reply.body or None, status=reply.status, headers=headers)
 
 
 class RouteAdmission:
@@ -175,10 +221,25 @@ class RouteAdmission:
         self._route = route
 
     async def handle(self, request: web.Request, entry: AccessRecord) -> APIResponse:
+        entry.is_audited_read = self._route.audit_reads
         caller = await self._admit(request, entry)
+        with self._edge.budget.reserve(caller.name, self._expected_bytes(request)) as held:
+            return await self._handle_admitted(request, entry, caller, held)
+
+    def _expected_bytes(self, request: web.Request) -> int:
+        """Return the size of the body, or the maximum if the client does not say it. A larger body is rejected."""
+        length = self._route.max_body_bytes if request.content_length is None else request.content_length
+        return min(length, self._route.max_body_bytes) if request.body_exists else 0
+
+    async def _handle_admitted(
+        self, request: web.Request, entry: AccessRecord, caller: Caller, held: HeldBytes
+    ) -> APIResponse:
         path = validate_path_params(request.match_info)
         query = decode_query(tuple(request.query.items()), self._route.query)
-        body = await self._decode_body(request)
+        raw = await self._read_bytes(request) if request.body_exists else b""
+        held.shrink(len(raw))
+        body = self._decode_body(request, raw)
+        del raw  # the handler may wait for long
         entry.note_ids(body)
         if self._route.scope is not None and self._route.needs_cluster and (reason := self._edge.stale_reason()):
             raise Unavailable(reason)
@@ -189,8 +250,13 @@ class RouteAdmission:
     async def _admit(self, request: web.Request, entry: AccessRecord) -> Caller:
         if self._route.scope is None:
             entry.caller = ANONYMOUS.name
+            self._edge.admit_anonymous(request)
             return ANONYMOUS
-        caller = await self._edge.authenticator.authenticate(request.headers.get(hdrs.AUTHORIZATION))
+        try:
+            caller = await self._edge.authenticator.authenticate(request.headers.get(hdrs.AUTHORIZATION))
+        except Unauthenticated:
+            self._edge.admit_anonymous(request)
+            raise
         entry.caller = caller.name
         if self._route.scope not in caller.scopes:
             granted = f"it has {', '.join(sorted(caller.scopes))}" if caller.scopes else "it has none"
@@ -198,8 +264,7 @@ class RouteAdmission:
         self._edge.rate_limiter.admit(caller.name, time.monotonic())
         return caller
 
-    async def _decode_body(self, request: web.Request) -> Body | None:
-        raw = await self._read_bytes(request) if request.body_exists else b""
+    def _decode_body(self, request: web.Request, raw: bytes) -> Body | None:
         content_type = request.content_type if hdrs.CONTENT_TYPE in request.headers else ""
         if self._route.body is not None:
             return decode_body(raw, content_type, self._route.body)
@@ -212,19 +277,12 @@ class RouteAdmission:
             raise Invalid(
                 [FieldError("Content-Encoding", f"is {encoding!r}, which is not supported; send the body uncompressed")]
             )
-        limit = self._edge.limits.max_request_bytes
         try:
-            if (request.content_length or 0) > limit:
-                raise _too_large(limit)
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise _too_large(limit) from error
+            if (request.content_length or 0) <= self._route.max_body_bytes:
+                await _send_100_continue(request)
+            return await read_body(request, self._route.max_body_bytes)
         except (web.RequestPayloadError, OSError) as error:  # the client may have disconnected
             raise Invalid([FieldError("body", "is incomplete; send the whole body")]) from error
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the request body is larger than {limit} bytes; send a smaller one")
 
 
 def http_request_id(header: str | None) -> str:

@@ -38,6 +38,12 @@ class MethodNotAllowed(Rejected):
         self.allowed = allowed
 
 
+class SlowRequest(Rejected):
+    """The client sends the body of the request too slowly."""
+
+    code = "slow_request"
+
+
 class InternalError(RuntimeFault):
     """An unexpected error in the API. The message contains no details. The log contains them with the request ID."""
 
@@ -88,6 +94,7 @@ FAULT_STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
         Forbidden: 403,
         NotFound: 404,
         MethodNotAllowed: 405,
+        SlowRequest: 408,
         Conflict: 409,
         Gone: 410,
         TooLarge: 413,

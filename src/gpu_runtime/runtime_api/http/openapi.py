@@ -124,7 +124,11 @@ def _request_body(route: Route) -> JSONSchema:
         content["examples"] = {
             title: {"value": msgspec.to_builtins(example)} for title, example in route.examples.items()
         }
-    return {"required": True, "content": {"application/json": content}}
+    return {
+        "description": f"The maximum size is {route.max_body_bytes} bytes.",
+        "required": True,
+        "content": {"application/json": content},
+    }
 
 
 def _schemas(routes: Sequence[Route]) -> dict[str, JSONSchema]:

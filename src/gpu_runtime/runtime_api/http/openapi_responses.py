@@ -17,7 +17,7 @@ from gpu_runtime.contract.errors import (
     Unavailable,
 )
 from gpu_runtime.contract.model_schema import JSONSchema
-from gpu_runtime.runtime_api.http.envelope import Error, http_status
+from gpu_runtime.runtime_api.http.envelope import Error, SlowRequest, http_status
 from gpu_runtime.runtime_api.http.json_schema import schema_of
 from gpu_runtime.runtime_api.http.route import Route
 
@@ -36,13 +36,14 @@ ERROR_DESCRIPTIONS = {
     403: "The caller lacks the required scope.",
     404: "The object does not exist.",
     409: "The request conflicts with the current state. `code` contains the reason.",
+    408: "The client sent the body too slowly.",
     410: "The object that this operationID created has been deleted.",
     413: "The request body is larger than the limit.",
     429: "Too many requests. Send the request again after the time in `Retry-After`.",
     503: "A dependency of the API is unavailable. The same request may succeed later.",
     504: "The result did not arrive in time. `details` contains the invocationID. Use it to get the result later.",
 }
-COMMON_FAULTS = (Invalid, Unauthenticated, Forbidden, NotFound, TooLarge, Overloaded, Unavailable)
+COMMON_FAULTS = (Invalid, Unauthenticated, Forbidden, NotFound, SlowRequest, TooLarge, Overloaded, Unavailable)
 """The faults that have the same description on every route. Each of them has one response component for all routes."""
 
 COMMON_FAULTS_BY_STATUS = {http_status(fault): fault for fault in COMMON_FAULTS}
@@ -95,10 +96,11 @@ def _faults_by_status(route: Route) -> dict[int, set[type[RuntimeFault]]]:
 
 
 def _middleware_faults(route: Route) -> Iterator[type[RuntimeFault]]:
-    yield from (Invalid, TooLarge)  # on every route: a caller may send a body or query that the route does not have
-    yield Unavailable
+    # On every route: a caller may send a body or query that the route does not have.
+    yield from (Invalid, SlowRequest, TooLarge)
+    yield from (Overloaded, Unavailable)
     if route.scope:
-        yield from (Unauthenticated, Forbidden, Overloaded)
+        yield from (Unauthenticated, Forbidden)
     if "{" in route.path:
         yield NotFound
 

@@ -27,6 +27,13 @@ from msgspec import Struct
 
 from gpu_runtime.contract.errors import Invalid, RuntimeFault, Unavailable
 
+DEFAULT_MAX_BODY_BYTES = 64 * 1024
+"""Maximum size of the body of a route that declares no other limit."""
+
+
+SMALL_MAX_BODY_BYTES = 4 * 1024
+"""Maximum size of a body that has only a few short fields."""
+
 
 class Scope(StrEnum):
     """A permission of a caller."""
@@ -112,7 +119,11 @@ class Route:
     """The scope that the caller needs. None for a route that needs no authentication."""
     needs_cluster: bool = True
     """Whether the route answers 503 while the informer caches are incomplete or stale."""
+    audit_reads: bool = False
+    """Whether requests that only read are audited, too, because the responses contain payloads or results."""
     body: type[Body] | None = None
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    """The maximum size of the request body. The API rejects a larger body with 413, without reading it."""
     query: type[Query] = NoQuery
     description: str = ""
     examples: Mapping[str, Any] = field(default_factory=dict)
@@ -132,10 +143,11 @@ class RouteGroup(Generic[S]):
     tag: str
     scope: Scope | None
     needs_cluster: bool = True
+    audit_reads: bool = False
     common_faults: tuple[type[RuntimeFault], ...] = (Invalid, Unavailable)
     routes: list[Route] = field(default_factory=list)
 
-    def route(
+    def route(  # noqa: PLR0913 - each argument is a property of a route
         self,
         method: str,
         path: str,
@@ -143,6 +155,7 @@ class RouteGroup(Generic[S]):
         *,
         faults: Sequence[type[RuntimeFault]] = (),
         examples: Mapping[str, Any] | None = None,
+        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     ) -> Callable[[ServiceHandler[S, B, Q]], ServiceHandler[S, B, Q]]:
         """Add a route with the decorated handler."""
 
@@ -159,7 +172,9 @@ class RouteGroup(Generic[S]):
                 faults=(*self.common_faults, *faults),
                 scope=self.scope,
                 needs_cluster=self.needs_cluster,
+                audit_reads=self.audit_reads,
                 body=None if body is NoneType else body,
+                max_body_bytes=max_body_bytes,
                 query=query,
                 description=" ".join(description.split()),
                 examples=examples or {},

@@ -41,9 +41,15 @@ RESPONSE_HEADERS = {
 }
 
 
+SENT_PART_BYTES = 64 * 1024
+
+
 @dataclass(frozen=True)
 class StaticFile:
+    """A file in both forms, so that no request compresses or decompresses it."""
+
     content_type: str
+    content: bytes
     compressed: bytes
 
     @property
@@ -54,7 +60,7 @@ class StaticFile:
 def swagger_handlers(document: bytes) -> dict[str, HealthHandler]:
     """Return the GET handlers by path."""
     pages = {f"/swagger/{name}": _file_handler(load_static_file(name)) for name in FILE_CONTENT_TYPES}
-    openapi = _file_handler(StaticFile("application/json", gzip.compress(document, mtime=0)))
+    openapi = _file_handler(StaticFile("application/json", document, gzip.compress(document, mtime=0)))
     start = {"/swagger": _redirect_handler("swagger/index.html"), "/swagger/": _redirect_handler("index.html")}
     return {"/openapi.json": openapi, **start, **pages}
 
@@ -64,29 +70,45 @@ def load_static_file(name: str) -> StaticFile:
     folder = resources.files(__package__) / "swagger_ui"
     compressed = folder / f"{name}.gz"
     if compressed.is_file():
-        return StaticFile(FILE_CONTENT_TYPES[name], compressed.read_bytes())
-    return StaticFile(FILE_CONTENT_TYPES[name], gzip.compress((folder / name).read_bytes(), mtime=0))
+        packed = compressed.read_bytes()
+        return StaticFile(FILE_CONTENT_TYPES[name], gzip.decompress(packed), packed)
+    content = (folder / name).read_bytes()
+    return StaticFile(FILE_CONTENT_TYPES[name], content, gzip.compress(content, mtime=0))
 
 
 def _file_handler(file: StaticFile) -> HealthHandler:
     tag = file.etag
 
-    async def handler(request: web.Request) -> web.Response:
+    async def handler(request: web.Request) -> web.StreamResponse:
         unchanged = any(each.value in (tag, "*") for each in request.if_none_match or ())
-        response = web.Response(status=304, headers=RESPONSE_HEADERS) if unchanged else _full_response(file, request)
+        response = web.Response(status=304, headers=RESPONSE_HEADERS) if unchanged else _file_response(file, request)
         response.etag = ETag(tag, is_weak=True)
+        if not unchanged:
+            await _send_content(response, file, request)
         return response
 
     return handler
 
 
-def _full_response(file: StaticFile, request: web.Request) -> web.Response:
-    accepts_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
-    body = file.compressed if accepts_gzip else gzip.decompress(file.compressed)
-    response = web.Response(body=body, content_type=file.content_type, charset="utf-8", headers=RESPONSE_HEADERS)
-    if accepts_gzip:
-        response.headers["Content-Encoding"] = "gzip"
+def _accepts_gzip(request: web.Request) -> bool:
+    return "gzip" in request.headers.get("Accept-Encoding", "")
+
+
+def _file_response(file: StaticFile, request: web.Request) -> web.StreamResponse:
+    encoding = {"Content-Encoding": "gzip"} if _accepts_gzip(request) else {}
+    response = web.StreamResponse(headers=RESPONSE_HEADERS | encoding)
+    response.content_type, response.charset = file.content_type, "utf-8"
     return response
+
+
+async def _send_content(response: web.StreamResponse, file: StaticFile, request: web.Request) -> None:
+    """Send the file in parts, so that the server buffers only a part of it for a client that does not read."""
+    body = file.compressed if _accepts_gzip(request) else file.content
+    response.content_length = len(body)
+    await response.prepare(request)
+    if request.method != "HEAD":
+        for start in range(0, len(body), SENT_PART_BYTES):
+            await response.write(body[start : start + SENT_PART_BYTES])
 
 
 def _redirect_handler(location: str) -> HealthHandler:

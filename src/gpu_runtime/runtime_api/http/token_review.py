@@ -1,33 +1,33 @@
-"""Authenticates service accounts of the cluster with the TokenReview API of Kubernetes.
+"""Authenticates service accounts of the cluster: verifies their tokens offline, then with the TokenReview API.
+
+The offline verification rejects tokens that the cluster has not issued for this API, so that unauthenticated callers
+cannot cause requests to Kubernetes. The review detects that the service account or the pod of the token was deleted.
+Only tokens of configured service accounts are reviewed.
 
 The result of a review is cached for a limited time, but never after the token has expired. The cache has a maximum
 size. After a service account is deleted, its token therefore stays valid for at most the cache TTL.
 """
 
 import asyncio
-import base64
 import hashlib
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from gpu_runtime.contract.errors import Unavailable
+from gpu_runtime.contract.errors import Unauthenticated, Unavailable
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct, ObjectKey
+from gpu_runtime.kube.service_account_tokens import InvalidServiceAccountToken, TokenClaims, service_account_key
+from gpu_runtime.kube.service_account_verifier import ServiceAccountVerifier
 from gpu_runtime.runtime_api.http.route import Caller, Scope
 
 REVIEW_CACHE_TTL_SECONDS = 60.0
 REJECTED_REVIEW_CACHE_TTL_SECONDS = 5.0
 MAX_CACHED_REVIEWS = 4096
 MAX_CONCURRENT_TOKEN_REVIEWS = 8
-"""Without this limit, unauthenticated callers could use all connections to Kubernetes."""
-
-_SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
+"""Without this limit, callers with many tokens could use all connections to Kubernetes."""
 
 
 class ReviewedUser(KubeStruct, frozen=True, kw_only=True):
@@ -47,15 +47,6 @@ class TokenReview(KubeObject, frozen=True, kw_only=True):
 TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", TokenReview, namespaced=False)
 
 
-class TokenClaims(msgspec.Struct, frozen=True):
-    """The unverified claims of a token. They are used only to skip reviews that would fail, and to limit the cache time
-    of a review."""
-
-    exp: float = 0.0
-    aud: str | tuple[str, ...] = ()
-    sub: str = ""
-
-
 @dataclass(frozen=True)
 class _CachedReview:
     caller: Caller | None
@@ -64,46 +55,48 @@ class _CachedReview:
 
 @dataclass(frozen=True)
 class TokenReviewer:
-    """Reviews tokens and caches the results. `now` is the wall clock, because a token expires at a wall-clock time."""
+    """Verifies and reviews tokens, and caches the results of the reviews."""
 
     client: KubeClient
-    audiences: Sequence[str]
+    verifier: ServiceAccountVerifier
     scopes: Mapping[ObjectKey, frozenset[Scope]]
-    now: Callable[[], float] = time.time
     _reviews: OrderedDict[bytes, _CachedReview] = field(default_factory=OrderedDict)
     _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_TOKEN_REVIEWS))
 
-    async def find_caller(self, token: str) -> Caller | None:
-        """Return the service account that has this token, or None.
+    async def find_caller(self, token: str) -> Caller:
+        """Return the service account that has this token.
 
-        Raises Unavailable if Kubernetes cannot review the token.
+        Raises Unauthenticated if the token is not valid, and Unavailable if Kubernetes is needed and cannot be reached.
         """
-        claims = decode_claims(token)
-        if claims is None or not self._may_be_valid(claims):
-            return None
-        digest = hashlib.sha256(token.encode()).digest()
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         review = self._cached_review(digest)
         if review is None:
+            claims = await self._verify(token)
+            account = claims.service_account
+            if account not in self.scopes:
+                return Caller(f"serviceaccount:{account}")
             async with self._semaphore:
                 # Another request may have reviewed the same token while this one waited.
                 review = self._cached_review(digest) or self._cache_review(digest, claims, await self._review(token))
+        if review.caller is None:
+            raise Unauthenticated("Kubernetes rejects the bearer token: its service account or its pod was deleted")
         return review.caller
 
-    def _may_be_valid(self, claims: TokenClaims) -> bool:
-        audiences = (claims.aud,) if isinstance(claims.aud, str) else claims.aud
-        return (
-            claims.exp > self.now()
-            and claims.sub.startswith(_SERVICE_ACCOUNT_PREFIX)
-            and bool({*audiences} & {*self.audiences})
-        )
+    async def _verify(self, token: str) -> TokenClaims:
+        try:
+            return await self.verifier.verify(token)
+        except InvalidServiceAccountToken as error:
+            raise Unauthenticated(f"the bearer token is unknown or no longer valid: {error}") from error
+        except KubeError as error:
+            raise Unavailable(f"the bearer token cannot be verified now: {error}") from error
 
     def _cached_review(self, digest: bytes) -> _CachedReview | None:
         review = self._reviews.get(digest)
-        return review if review is not None and review.expires_at > self.now() else None
+        return review if review is not None and review.expires_at > self.verifier.now() else None
 
     def _cache_review(self, digest: bytes, claims: TokenClaims, caller: Caller | None) -> _CachedReview:
         seconds = REVIEW_CACHE_TTL_SECONDS if caller else REJECTED_REVIEW_CACHE_TTL_SECONDS
-        review = _CachedReview(caller, min(claims.exp, self.now() + seconds))
+        review = _CachedReview(caller, min(claims.exp, self.verifier.now() + seconds))
         self._reviews[digest] = review
         self._reviews.move_to_end(digest)
         if len(self._reviews) > MAX_CACHED_REVIEWS:
@@ -111,7 +104,7 @@ class TokenReviewer:
         return review
 
     async def _review(self, token: str) -> Caller | None:
-        manifest: dict[str, Any] = {"spec": {"token": token, "audiences": list(self.audiences)}}
+        manifest: dict[str, Any] = {"spec": {"token": token, "audiences": list(self.verifier.audiences)}}
         try:
             review = await self.client.create(TOKEN_REVIEWS, manifest)
         except KubeError as error:
@@ -121,23 +114,6 @@ class TokenReviewer:
     def _caller(self, status: ReviewStatus) -> Caller | None:
         account = service_account_key(status.user.username)
         # If the status has no audiences, the API server did not check them, and the token is rejected.
-        if not status.authenticated or account is None or not {*status.audiences} & {*self.audiences}:
+        if not status.authenticated or account is None or not {*status.audiences} & {*self.verifier.audiences}:
             return None
         return Caller(f"serviceaccount:{account}", self.scopes.get(account, frozenset()))
-
-
-def service_account_key(username: str) -> ObjectKey | None:
-    namespace, _, name = username.removeprefix(_SERVICE_ACCOUNT_PREFIX).partition(":")
-    return ObjectKey(namespace, name) if username.startswith(_SERVICE_ACCOUNT_PREFIX) and namespace and name else None
-
-
-def decode_claims(token: str) -> TokenClaims | None:
-    """Return the claims of a JSON Web Token, or None if the token is not a JSON Web Token."""
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        return msgspec.json.decode(payload, type=TokenClaims)
-    except (ValueError, msgspec.DecodeError, RecursionError):
-        return None

@@ -18,16 +18,18 @@ from datetime import datetime
 
 from msgspec import structs
 
-from gpu_runtime.contract.errors import InvocationReused
+from gpu_runtime.contract.errors import InvocationReused, Overloaded
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_messages import invoke_message, new_record
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordAtRevision, may_be_unpublished
+from gpu_runtime.contract.messages.invocation_ticket import TicketKeyring
 from gpu_runtime.contract.messages.message_codec import to_utc_milliseconds
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, StreamFull
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.process.clock import Clock
+from gpu_runtime.runtime_api.invocations.queue_shares import QueueCapacity
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +47,16 @@ class InvocationEnqueuer:
     publisher: Publisher
     subjects: Subjects
     clock: Clock
+    tickets: TicketKeyring
+    capacity: QueueCapacity
 
     async def enqueue(self, invocation: Invocation) -> EnqueueResult:
         """Record and publish the invocation.
 
-        Raises InvocationReused if another request has used the ID. Raises JetStreamError if NATS does not store the
-        record or the message.
+        Raises InvocationReused if another request has used the ID. Raises Overloaded if the queues have no capacity for
+        a new invocation. Raises JetStreamError if NATS does not store the record or the message.
         """
+        await self._require_capacity(invocation)
         enqueued, record = prepare_enqueue(invocation, self.clock.now())
         while True:
             created = await self.records.create(enqueued.invocation_id, record)
@@ -63,6 +68,14 @@ class InvocationEnqueuer:
                 return EnqueueResult(stored.record, new=False)
             # The record expired, or another process purged or changed it in the meantime.
 
+    async def _require_capacity(self, invocation: Invocation) -> None:
+        """Raise Overloaded if there is no capacity, unless an earlier request has enqueued the invocation."""
+        try:
+            await self.capacity.require(invocation)
+        except Overloaded:
+            if await self.records.read(invocation.invocation_id) is None:
+                raise
+
     async def _replay(self, invocation: Invocation, record: InvocationRecord, stored: RecordAtRevision) -> bool:
         """Publish the message of the record if it may be missing. Return False if the record has changed."""
         if stored.record.request_hash != record.request_hash:
@@ -73,7 +86,14 @@ class InvocationEnqueuer:
             kept = await self.records.renew(invocation.invocation_id, stored)
             if kept is None:
                 return False
-            await self._publish(structs.replace(invocation, enqueued_at=stored.record.enqueued_at), kept)
+            accepted = stored.record  # a function that was created again must not get the work of the deleted one
+            original = structs.replace(
+                invocation,
+                enqueued_at=accepted.enqueued_at,
+                function_id=accepted.function_id,
+                reply_to=accepted.reply_to,
+            )
+            await self._publish(original, kept)
         return True
 
     async def _publish_or_purge(self, invocation: Invocation, stored: RecordAtRevision) -> None:
@@ -95,11 +115,11 @@ class InvocationEnqueuer:
             )
 
     async def _publish(self, invocation: Invocation, stored: RecordAtRevision) -> None:
-        await self.publisher.publish(invoke_message(self.subjects, invocation, stored))
+        await self.publisher.publish(invoke_message(self.subjects, invocation, stored, self.tickets))
 
 
 def prepare_enqueue(invocation: Invocation, now: datetime) -> tuple[Invocation, InvocationRecord]:
     """Return the invocation to publish and its initial record."""
     enqueued_at = to_utc_milliseconds(now)
     enqueued = structs.replace(invocation, enqueued_at=enqueued_at)
-    return enqueued, new_record(enqueued, enqueued_at, enqueued.deadline or enqueued_at)
+    return enqueued, new_record(enqueued, enqueued_at, to_utc_milliseconds(enqueued.deadline or enqueued_at))

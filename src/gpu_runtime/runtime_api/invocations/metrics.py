@@ -1,6 +1,6 @@
 """Prometheus metrics of invocation requests. They have no function label, because thousands of functions may exist."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _WAIT_BUCKETS_SECONDS = (0.002, 0.004, 0.007, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -12,6 +12,17 @@ class InvocationMetrics:
             "Number of invocation requests by mode (sync or async) and by outcome: accepted, replayed, or the error"
             " code of a rejection",
             ["mode", "outcome"],
+            registry=registry,
+        )
+        self.record_bytes = Gauge(
+            "gpu_runtime_invocation_record_bytes",
+            "Size of the bucket of invocation records in bytes. The process reads it for new invocations, at most once"
+            " a second",
+            registry=registry,
+        )
+        self.record_limit = Gauge(
+            "gpu_runtime_invocation_record_limit_bytes",
+            "Maximum size of the bucket of invocation records in bytes, from the setting nats.streams.maxRecordBytes",
             registry=registry,
         )
         self.sync_wait = Histogram(

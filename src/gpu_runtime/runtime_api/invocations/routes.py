@@ -4,7 +4,6 @@ from typing import Any
 
 from gpu_runtime.contract.errors import (
     AlreadyFinished,
-    DuplicateRequestID,
     InvocationReused,
     NotFound,
     Overloaded,
@@ -17,10 +16,13 @@ from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
 from gpu_runtime.runtime_api.invocations.service import InvocationService
 from gpu_runtime.runtime_api.invocations.view import InvocationView
 
-INVOCATIONS = RouteGroup[InvocationService]("Invocations", Scope.RUNTIME, needs_cluster=False)
+INVOCATIONS = RouteGroup[InvocationService]("Invocations", Scope.RUNTIME, needs_cluster=False, audit_reads=True)
 
 INVOCATIONS_PATH = "/api/v1/serverless/invocations"
 INVOCATION_PATH = INVOCATIONS_PATH + "/{invocationID}"
+
+MAX_INVOKE_BYTES = 768 * 1024
+"""Large enough for every invocation: the largest payload has 512 KiB, which are 683 KiB in base64."""
 
 INVOKE_EXAMPLES: dict[str, Any] = {
     "Asynchronous": {
@@ -55,19 +57,19 @@ async def list_invocations(invocations: InvocationService, request: APIRequest[N
     "POST",
     INVOCATIONS_PATH,
     {202: InvocationView, 200: InvocationView},
-    faults=(NotFound, DuplicateRequestID, InvocationReused, WriteConflict, TooLarge, Overloaded, SyncTimeout),
+    faults=(NotFound, InvocationReused, WriteConflict, TooLarge, Overloaded, SyncTimeout),
     examples=INVOKE_EXAMPLES,
+    max_body_bytes=MAX_INVOKE_BYTES,
 )
 async def invoke(invocations: InvocationService, request: APIRequest[Invoke, NoQuery]) -> APIResponse:
     """Invoke a function.
 
-    202: the invocation was accepted and will get exactly one result. 200 with mode async: the same request with
-    this invocationID was accepted before, and the response contains its state. 200 with mode sync: the response
-    contains the result. 404: no function has this requestID. A new function is available within milliseconds. 409:
-    another request has used the invocationID, or two functions have this requestID. 429: the queue of the function
-    is full. 503: NATS is unavailable or did not respond in time. The invocation may have been accepted: send the
-    same request with the same invocationID again. 504: the result did not arrive within the maximum wait. The
-    invocation continues.
+    202: the invocation was accepted and will get exactly one result. 200 with mode async: the same request with this
+    invocationID was accepted before, and the response contains its state. 200 with mode sync: the response contains the
+    result. 404: no function has this requestID. A new function is available within milliseconds. 409: another request
+    has used the invocationID. 429: the queues have no capacity for the invocation. 503: NATS is unavailable or did not
+    respond in time, or a new function has no queue yet. The invocation may have been accepted: send the same request
+    with the same invocationID again. 504: the result did not arrive within the maximum wait. The invocation continues.
     """
     view, accepted = await invocations.invoke(request.body)
     return APIResponse(202 if accepted else 200, view)

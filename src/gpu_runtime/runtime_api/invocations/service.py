@@ -6,7 +6,7 @@ of its own, so every replica can return invocations that another replica accepte
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -18,24 +18,23 @@ from gpu_runtime.contract.messages.invocation_record import (
     DeadlinePassed,
     RecordAtRevision,
 )
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.timing import queue_expiry_grace
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore, RecordMissing
-from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.invocation_records.result_publisher import TerminationPublisher, new_termination_publisher
 from gpu_runtime.jetstream.errors import JetStreamError
-from gpu_runtime.jetstream.inbox import PendingReply
 from gpu_runtime.process.clock import Clock
 from gpu_runtime.process.nats_setup import fault_from_nats_error
 from gpu_runtime.runtime_api.invocations.enqueue import EnqueueResult, InvocationEnqueuer
 from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation
-from gpu_runtime.runtime_api.invocations.listing import InvocationListing
+from gpu_runtime.runtime_api.invocations.listing import MAX_CONCURRENT_MESSAGE_READS, InvocationListing
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, Invoke, ListInvocations
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 from gpu_runtime.runtime_api.invocations.view import InvocationView, record_view, result_view, state_of
 from gpu_runtime.runtime_api.nats_client import NatsClient
+from gpu_runtime.runtime_api.sync_replies import PendingResult
 
 INITIAL_POLL_INTERVAL_SECONDS, MAX_POLL_INTERVAL_SECONDS = 1.0, 5.0
 """Interval between reads of the record while a synchronous caller waits and no reply has arrived. The interval doubles
@@ -53,6 +52,8 @@ class InvocationService:
     """Maximum time that a synchronous caller waits."""
     clock: Clock
     metrics: InvocationMetrics
+    message_reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_MESSAGE_READS))
+    """Limits how many messages all lists read at the same time."""
 
     @property
     def records(self) -> InvocationRecordStore:
@@ -62,7 +63,8 @@ class InvocationService:
         """Return the invocation, and whether this request enqueued it without waiting for its result."""
         try:
             invocation = admit_invocation(request, self.limits)
-            await self.functions.must_exist(invocation.serverless_request_id)
+            function_id = await self.functions.resolve_id(invocation.serverless_request_id)
+            invocation = structs.replace(invocation, function_id=function_id)
             if request.mode == "sync":
                 return await self._invoke_sync(invocation), False
             enqueued = await self._enqueue(invocation)
@@ -87,7 +89,8 @@ class InvocationService:
         return structs.replace(record_view(invocation_id, stored.record), result_expired=True)
 
     async def list(self, query: ListInvocations) -> tuple[list[InvocationView], str | None]:
-        listing = InvocationListing(self.nats_client.connection, self.nats_client.topology, self.records, self.results)
+        nats, topology = self.nats_client.connection, self.nats_client.topology
+        listing = InvocationListing(nats, topology, self.functions, self.records, self.results, self.message_reads)
         return await listing.page(query)
 
     async def cancel(self, invocation_id: str) -> tuple[InvocationView, bool]:
@@ -114,7 +117,7 @@ class InvocationService:
     async def _invoke_sync(self, invocation: Invocation) -> InvocationView:
         started, id_ = self.clock.monotonic(), invocation.invocation_id
         max_wait = min(invocation.timeout_seconds, self.max_sync_wait_seconds)
-        with self.nats_client.replies.expect() as expected:
+        with self.nats_client.replies.expect(invocation.function_id) as expected:
             enqueued = await self._enqueue(structs.replace(invocation, reply_to=expected.subject))
             if enqueued.record.finished:
                 return await self.get(id_)
@@ -130,7 +133,7 @@ class InvocationService:
             raise SyncTimeout(f"{text}; get its result later by its invocationID", id_)
         return result_view(result)
 
-    async def _wait_for_reply(self, expected: PendingReply, invocation_id: str, max_wait: float) -> Result | None:
+    async def _wait_for_reply(self, expected: PendingResult, invocation_id: str, max_wait: float) -> Result | None:
         """Return the result that the worker sends, or None if it does not arrive within `max_wait` seconds.
 
         The process that ends the invocation sends the reply once. The reply is lost if the NATS connection is down at
@@ -139,12 +142,9 @@ class InvocationService:
         loop = asyncio.get_running_loop()
         deadline, interval = loop.time() + max_wait, INITIAL_POLL_INTERVAL_SECONDS
         while (remaining := deadline - loop.time()) > 0:
-            await asyncio.wait({expected.reply}, timeout=min(interval, remaining))
-            if expected.reply.done():
-                try:
-                    return decode(expected.reply.result().data, Result)
-                except MessageDecodeError:
-                    return await self._find_stored_result(invocation_id)
+            await asyncio.wait({expected.result}, timeout=min(interval, remaining))
+            if expected.result.done():
+                return expected.result.result()
             with contextlib.suppress(JetStreamError, Unavailable):
                 if (result := await self._find_stored_result(invocation_id)) is not None:
                     return result
@@ -201,7 +201,7 @@ class InvocationService:
         if now - stored.record.deadline > grace:
             with contextlib.suppress(RecordMissing):
                 changed = await self.records.apply(invocation_id, DeadlinePassed(now, grace), stored)
-                await self._result_publisher.publish_termination(invocation_id, changed.stored, now, grace)
+                await self._terminations.publish_termination(invocation_id, changed.stored, now, grace)
 
     async def _finished_view(self, invocation_id: str, stored: RecordAtRevision | None) -> InvocationView:
         if stored is None:
@@ -220,13 +220,14 @@ class InvocationService:
 
         A worker that runs the invocation publishes the result itself, because it may already have another result.
         """
-        await self._result_publisher.publish_termination(invocation_id, stored, self.clock.now(), NO_TAKEOVER)
-        subject = self.nats_client.topology.subjects.cancel(stored.record.serverless_request_id)
+        await self._terminations.publish_termination(invocation_id, stored, self.clock.now(), NO_TAKEOVER)
+        subject = self.nats_client.topology.subjects.cancel(stored.record.function_id)
         await self.nats_client.connection.publish(subject, invocation_id.encode())
 
     @property
-    def _result_publisher(self) -> ResultPublisher:
-        return ResultPublisher(self.nats_client.topology.subjects, self.nats_client.publisher)
+    def _terminations(self) -> TerminationPublisher:
+        client = self.nats_client
+        return new_termination_publisher(client.topology.subjects, client.publisher, client.tickets)
 
 
 def _not_found(invocation_id: str) -> NotFound:

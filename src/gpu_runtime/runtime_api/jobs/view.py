@@ -104,6 +104,6 @@ class _RequestedReplicas(Struct, frozen=True):
 def _requested_replicas(operation: Operation) -> int | None:
     """Return the requested number of stock units, or None if this version cannot decode the recorded request."""
     try:
-        return msgspec.json.decode(operation.spec.request, type=_RequestedReplicas).replicas
+        return msgspec.json.decode(operation.request, type=_RequestedReplicas).replicas
     except (msgspec.DecodeError, RecursionError):
         return None

@@ -1,4 +1,7 @@
-"""What operations have left in the cluster and recovery must still clean up. Pure.
+"""Why retention must keep an operation: its unit exists, or recovery must still clean up after it. Pure.
+
+The Operation of an existing unit proves that the unit was created from stock. A worker without its Operation could not
+return its stock.
 
 Recovery decides from the Operation what to do with these objects. Without the Operation it could only guess. For
 example, it would release the claim of a consumed stock unit, and a second handoff would use the stock unit again. So
@@ -9,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import AnyOperation
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.operation_rules import has_succeeded
@@ -23,10 +27,15 @@ class Leftovers:
     """The UIDs of the operations that have attached storages."""
     created: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The UIDs of all objects that operations created, by the UID of the operation."""
+    units: frozenset[str] = frozenset()
+    """The UIDs of all units."""
 
 
 def collect_leftovers(
-    claimed: Iterable[KubeObject], attached: Iterable[GPUStorage], created: Iterable[KubeObject]
+    claimed: Iterable[KubeObject],
+    attached: Iterable[GPUStorage],
+    created: Iterable[KubeObject],
+    units: Iterable[GPUUnit] = (),
 ) -> Leftovers:
     by_operation: dict[str, set[str]] = {}
     for each in created:
@@ -36,7 +45,13 @@ def collect_leftovers(
         claims=frozenset(each.metadata.annotations[Annotation.CLAIMED_BY] for each in claimed),
         attachments=frozenset(each.spec.attached_to.operation_uid for each in attached if each.spec.attached_to),
         created={operation_uid: frozenset(uids) for operation_uid, uids in by_operation.items()},
+        units=frozenset(each.metadata.uid for each in units),
     )
+
+
+def has_living_unit(operation: AnyOperation, leftovers: Leftovers) -> bool:
+    """Whether the unit that the operation has committed to still exists."""
+    return operation.status.target_uid in leftovers.units
 
 
 def has_leftovers(operation: AnyOperation, leftovers: Leftovers) -> bool:

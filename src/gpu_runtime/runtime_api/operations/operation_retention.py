@@ -1,31 +1,37 @@
 """Evicts Operation objects: after their retention period, or earlier if there are more than the configured maximum.
 
+Above the maximum, the runtime API evicts operations of the callers that have the most operations. So a flood of one
+caller evicts no operation of another caller. A waiting operation has a shorter retention period, because it has created
+nothing.
+
 Every replica evicts operations; there is no leader. Each delete request has the UID and the resourceVersion of the
 checked object as preconditions. So several replicas together evict the same operations as one replica would. No replica
-evicts an operation that is in progress, that is younger than MIN_AGE, or that has leftovers.
+evicts an operation that is in progress, that is younger than MIN_AGE, whose unit exists, or that has leftovers.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NoReturn
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Counter as CounterMetric
 
 from gpu_runtime.contract.crd.operation import OPERATION_SUMMARIES, OperationSummary
 from gpu_runtime.contract.crd.well_known import Label, created_hour
-from gpu_runtime.contract.operation_rules import OperationProgress, progress_of
+from gpu_runtime.contract.operation_rules import OperationProgress, is_finished, progress_of
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
-from gpu_runtime.kube.codec import ListOptions
+from gpu_runtime.kube.codec import ListOptions, ListPage
 from gpu_runtime.kube.meta import parse_timestamp
 from gpu_runtime.process.clock import Clock
 from gpu_runtime.process.gather_bounded import gather_bounded
 from gpu_runtime.runtime_api.api_informers import ATTACHED_INDEX, CLAIMED_INDEX, APIInformers
-from gpu_runtime.runtime_api.operations.leftovers import Leftovers, collect_leftovers, has_leftovers
+from gpu_runtime.runtime_api.operations.leftovers import Leftovers, collect_leftovers, has_leftovers, has_living_unit
 from gpu_runtime.runtime_api.settings import OperationSettings
 
 logger = logging.getLogger(__name__)
@@ -33,9 +39,6 @@ logger = logging.getLogger(__name__)
 EVICTION_INTERVAL_SECONDS = 60.0
 """The average time between two evictions. The time varies by 50 %, so that replicas do not evict at the same time."""
 MAX_CONCURRENT_DELETES = 8
-EVICTION_BATCH_SIZE = 500
-"""The maximum number of evictions between two counts of the operations. Because of this limit, replicas that evict at
-the same time evict only slightly more operations than necessary."""
 MIN_AGE = timedelta(minutes=10)
 """The minimum age of an evicted operation, counted from its last attempt or its end.
 
@@ -52,10 +55,11 @@ class OperationRetentionMetrics:
             "Number of retained operations when this replica last counted them",
             registry=registry,
         )
-        self.evicted = Counter(
+        self.evicted = CounterMetric(
             "gpu_runtime_operations_evicted",
-            "Number of operations that this replica evicted, by reason: ttl (the retention period ended) or count"
-            " (there were more than operations.maxRetained)",
+            "Number of operations that this replica evicted, by reason: ttl (the retention period ended), waiting (the"
+            " operation waited for stock for operations.waitingRetentionSeconds) or count (there were more than"
+            " operations.maxRetained)",
             ["reason"],
             registry=registry,
         )
@@ -92,9 +96,18 @@ class OperationRetention:
                 extra={"error": reason},
             )
             return
+        await self._evict_waiting()
         await self._evict_expired()
-        if await self._count_excess() > 0:
-            await self._evict_oldest()
+        if await self._count() > self.settings.max_retained:
+            await self._evict_surplus()
+
+    async def _evict_waiting(self) -> None:
+        """Evict operations that wait for stock. All of them are in the cache, because they are unfinished."""
+        now, retention = self.clock.now(), timedelta(seconds=self.settings.waiting_retention_seconds)
+        cached = self.informers.unfinished_operations.store.all()
+        waiting = [each for each in cached if progress_of(each) is OperationProgress.WAITING]
+        expired = [each for each in waiting if is_expired(each, now, retention)]
+        await self._evict(without_leftovers(expired, self._leftovers()), "waiting")
 
     async def _evict_expired(self) -> None:
         now = self.clock.now()
@@ -104,8 +117,13 @@ class OperationRetention:
         )
         kept = 0
         async for page in self.client.pages(OPERATION_SUMMARIES, list_options):
-            expired = [each for each in page.items if is_expired(each, now, self._retention)]
-            evictable = without_leftovers(expired, self._leftovers())
+            leftovers = self._leftovers()
+            expired = [
+                each
+                for each in page.items
+                if is_expired(each, now, self._retention) and not has_living_unit(each, leftovers)
+            ]
+            evictable = without_leftovers(expired, leftovers)
             kept += len(expired) - len(evictable)
             await self._evict(evictable, "ttl")
         if kept:
@@ -114,23 +132,31 @@ class OperationRetention:
                 extra={"operations": kept},
             )
 
-    async def _evict_oldest(self) -> None:
-        """Evict finished operations first, then operations that wait for stock. In both groups, start with the oldest
-        hour."""
+    async def _evict_surplus(self) -> None:
+        """Evict the oldest operations of the callers that have the most. Every replica chooses the same operations."""
+        listed = [each async for page in self._pages() for each in page.items]
+        leftovers = self._leftovers()
+        counted = [each for each in listed if not has_living_unit(each, leftovers)]
+        surplus = surplus_by_caller(Counter(each.spec.caller for each in counted), self.settings.max_retained)
+        if not surplus:
+            return
         logger.warning(
-            "operation limit exceeded; the runtime API evicts the oldest operations"
+            "operation limit exceeded; the runtime API evicts the oldest operations of the callers that have the most"
             " (raise operations.maxRetained or lower operations.retentionSeconds)",
-            extra={"max_retained": self.settings.max_retained},
+            extra={"max_retained": self.settings.max_retained, "operations": surplus.total()},
         )
-        for evictable in (OperationProgress.FINISHED, OperationProgress.WAITING):
-            for selector in selectors_oldest_first(self.clock.now(), self._retention):
-                if await self._evict_excess(selector, evictable) <= 0:
-                    return
-        logger.warning(
-            "operation limit still exceeded; the runtime API will retry, because the remaining operations are in"
-            " progress, are younger than 10 minutes, or have left objects that recovery must delete first",
-            extra={"max_retained": self.settings.max_retained},
-        )
+        aged = [each for each in counted if is_expired(each, self.clock.now(), MIN_AGE)]
+        chosen = choose_evictions(without_leftovers(aged, leftovers), surplus)
+        await self._evict(chosen, "count")
+        if len(chosen) < surplus.total():
+            logger.warning(
+                "operation limit still exceeded; the runtime API will retry, because the remaining operations are in"
+                " progress, are younger than 10 minutes, or have left objects that recovery must delete first",
+                extra={"max_retained": self.settings.max_retained, "operations": surplus.total() - len(chosen)},
+            )
+
+    def _pages(self) -> AsyncIterator[ListPage[OperationSummary]]:
+        return self.client.pages(OPERATION_SUMMARIES, ListOptions(self.namespace))
 
     def _leftovers(self) -> Leftovers:
         units, storages, pools = self.informers.units.store, self.informers.storages.store, self.informers.pools.store
@@ -141,25 +167,13 @@ class OperationRetention:
             ),
             storages.by_index(ATTACHED_INDEX, ATTACHED_INDEX),
             (*units.all(), *pools.all()),
+            units.all(),
         )
 
-    async def _evict_excess(self, selector: str, evictable: OperationProgress) -> int:
-        """Evict as many of the selected operations as necessary. Return how many operations still exceed the limit."""
-        listed = await self.client.list(OPERATION_SUMMARIES, ListOptions(self.namespace, label_selector=selector))
-        now, of_group = self.clock.now(), [each for each in listed.items if progress_of(each) is evictable]
-        aged = [each for each in of_group if is_expired(each, now, MIN_AGE)]
-        candidates = sort_by_age(without_leftovers(aged, self._leftovers()))
-        excess = await self._count_excess()
-        while candidates and excess > 0:
-            batch_size = min(excess, EVICTION_BATCH_SIZE)
-            await self._evict(candidates[:batch_size], "count")
-            candidates, excess = candidates[batch_size:], await self._count_excess()
-        return excess
-
-    async def _count_excess(self) -> int:
+    async def _count(self) -> int:
         count = await self.client.count(OPERATION_SUMMARIES, self.namespace)
         self.metrics.retained.set(count)
-        return count - self.settings.max_retained
+        return count
 
     async def _evict(self, operations: Sequence[OperationSummary], reason: str) -> None:
         results = await gather_bounded(self._semaphore, self._delete, operations)
@@ -189,13 +203,31 @@ def retained_hours(now: datetime, retention: timedelta) -> list[str]:
     return [created_hour(first + number * HOUR) for number in range(count)]
 
 
-def selectors_oldest_first(now: datetime, retention: timedelta) -> list[str]:
-    """Return label selectors that together select all operations.
+def surplus_by_caller(counts: Mapping[str, int], max_retained: int) -> Counter[str]:
+    """Return how many operations each caller must lose, so that at most `max_retained` remain.
 
-    The first one selects the hours before the retention period. Each of the others selects one hour.
+    All callers have the same share. If a caller does not use its share, the other callers can use the rest. So a caller
+    with few operations loses none, independent of the number of operations of other callers.
     """
-    hours = retained_hours(now, retention)
-    return [f"{Label.CREATED_HOUR} notin ({','.join(hours)})", *(f"{Label.CREATED_HOUR}={hour}" for hour in hours)]
+    surplus: Counter[str] = Counter()
+    remaining, ascending = max_retained, sorted(counts.items(), key=lambda each: (each[1], each[0]))
+    for position, (caller, count) in enumerate(ascending):
+        kept = min(count, remaining // (len(ascending) - position))
+        remaining -= kept
+        surplus[caller] = count - kept
+    return +surplus
+
+
+def choose_evictions(evictable: Iterable[OperationSummary], surplus: Mapping[str, int]) -> list[OperationSummary]:
+    """Return the operations to evict: of each caller its surplus, waiting operations first, and the oldest first."""
+    by_caller: dict[str, list[OperationSummary]] = {}
+    for each in sort_by_age(evictable):
+        by_caller.setdefault(each.spec.caller, []).append(each)
+    return [
+        each
+        for caller, operations in by_caller.items()
+        for each in sorted(operations, key=is_finished)[: surplus.get(caller, 0)]
+    ]
 
 
 def is_expired(operation: OperationSummary, now: datetime, retention: timedelta) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gpu_runtime.contract.crd.operation import (
+    MAX_CALLER_LENGTH,
     MAX_RECORDED_REQUEST_LENGTH,
     OPERATIONS,
     Operation,
@@ -49,13 +50,19 @@ class OperationStore:
         self._committed_uids: set[str] = set()
 
     async def record(
-        self, request: RecordedRequest, target: OperationTarget, stock: SourceStock | None = None
+        self,
+        request: RecordedRequest,
+        target: OperationTarget,
+        stock: SourceStock | None = None,
+        *,
+        caller: str = "",
     ) -> RecordedOperation:
         """Create the operation of this request, or return the existing one.
 
         If several replicas create it at the same time, the API server accepts only the first create request. The first
-        attempt uses the stock unit in that create request, if any. Raises OperationReused if the existing operation
-        has another request.
+        attempt uses the stock unit in that create request, if any. A create operation without stock records only the
+        hash of its request: it waits for its caller, who sends the request again. Raises OperationReused if the
+        existing operation has another request.
         """
         kind, text = OPERATION_TYPES[type(request)], canonical_request(request)
         if len(text) > MAX_RECORDED_REQUEST_LENGTH:
@@ -64,7 +71,8 @@ class OperationStore:
             operation_id=request.operation_id,
             type=kind.value,
             request_hash=request_hash(kind, text),
-            request=text,
+            caller=caller[:MAX_CALLER_LENGTH],
+            request=text if stock is not None or kind is not OperationType.CREATE_UNIT else "",
             target=target,
             stock=stock,
         )

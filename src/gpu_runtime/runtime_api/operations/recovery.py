@@ -29,7 +29,6 @@ from gpu_runtime.contract.operation_rules import (
     Ownership,
     attachment_state,
     claim_state,
-    is_finished,
     ownership,
     progress_of,
 )
@@ -151,7 +150,7 @@ class OperationRecovery:
 
     async def _resume_operation(self, stalled: OperationSummary) -> None:
         operation = await self._operation_store.find(stalled.spec.operation_id)
-        if operation is None or is_finished(operation):
+        if operation is None or progress_of(operation) is not OperationProgress.IN_PROGRESS:
             return
         extra = {"operation_id": operation.spec.operation_id, "operation_type": operation.spec.type}
         logger.info("stalled operation found; recovery will resume the operation", extra=extra)

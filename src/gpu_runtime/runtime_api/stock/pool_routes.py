@@ -53,7 +53,7 @@ async def create_stock_pool(pools: PoolService, request: APIRequest[CreateStockP
     202: the request was accepted, and the response contains its job. 200: the same request was accepted before, and
     the response contains its job. The job shows the progress. The pool shows when it is ready.
     """
-    recorded = await pools.create(request.body)
+    recorded = await pools.create(request.body, request.caller)
     return APIResponse(202 if recorded.new else 200, job_view(recorded.operation))
 
 

@@ -20,6 +20,7 @@ from gpu_runtime.kube.live_objects import create_or_read, delete_this, read_live
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.http.paging import paginate
+from gpu_runtime.runtime_api.http.route import ANONYMOUS
 from gpu_runtime.runtime_api.kube_error_mapping import permanent_fault
 from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationRunner
@@ -87,11 +88,11 @@ class PoolService:
         missing = "pool {namespace}/{name} does not exist"
         return ObjectAccess(self.client, self.informers.pools, "pool", missing, self.namespaces.pools)
 
-    async def create(self, request: CreateStockPool) -> RecordedOperation:
+    async def create(self, request: CreateStockPool, caller: str = ANONYMOUS.name) -> RecordedOperation:
         admitted = admit_pool(request, self.namespaces, self.pod_policy)
         target = OperationTarget(kind=STOCK_POOLS.kind, namespace=admitted.namespace, name=admitted.name)
         await self._check_name_available(admitted)
-        recorded = await self.operations.store.record(admitted, target)
+        recorded = await self.operations.store.record(admitted, target, caller=caller)
         if has_succeeded(recorded.operation):
             await self._check_not_deleted(recorded.operation)
         if not is_finished(recorded.operation):

@@ -57,12 +57,17 @@ class StockSeeder:
         self, operation: Operation, request: RecordedSeedRequest, indexes: range
     ) -> ObservedSeeding:
         try:
+            await self._delete_returned(request)
             units = await self._for_each(indexes, partial(self._create_unit, operation, request))
         except Conflict as conflict:
             return ObservedSeeding(rejection=conflict)
         except KubeError as error:
             return ObservedSeeding(rejection=permanent_fault(error))
         return ObservedSeeding(created_uids=tuple(unit.metadata.uid for unit in units))
+
+    async def _delete_returned(self, request: RecordedSeedRequest) -> None:
+        if returned := request.returned_from:
+            await delete_this(self._client, self._units, ObjectKey(returned.namespace, returned.name), returned.uid)
 
     async def _create_unit(self, operation: Operation, request: RecordedSeedRequest, index: int) -> GPUUnit:
         """Create the stock unit with this index, or return the one that this operation created before."""

@@ -22,7 +22,15 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.http.paging import paginate
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, Scope
+from gpu_runtime.runtime_api.http.route import (
+    ANONYMOUS,
+    SMALL_MAX_BODY_BYTES,
+    APIRequest,
+    APIResponse,
+    NoQuery,
+    RouteGroup,
+    Scope,
+)
 from gpu_runtime.runtime_api.jobs.view import JobView, job_view
 from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.operations.drive import OperationRunner
@@ -42,9 +50,9 @@ class StockUnitService:
     namespace: str
     """The namespace of the stock units."""
 
-    async def seed(self, request: SeedStock) -> RecordedOperation:
+    async def seed(self, request: SeedStock, caller: str = ANONYMOUS.name) -> RecordedOperation:
         target = OperationTarget(kind=GPU_UNITS.kind, namespace=self.namespace)
-        recorded = await self.operations.store.record(admit_seed(request), target)
+        recorded = await self.operations.store.record(admit_seed(request), target, caller=caller)
         if not is_finished(recorded.operation):
             self.operations.enqueue(recorded.operation)
         return recorded
@@ -106,6 +114,7 @@ SEED_EXAMPLE: dict[str, Any] = {
     {202: JobView, 200: JobView},
     faults=(OperationReused, QuotaExceeded, AdmissionDenied),
     examples={"two reservations of g1.1": SEED_EXAMPLE},
+    max_body_bytes=SMALL_MAX_BODY_BYTES,
 )
 async def seed_stock(stock: StockUnitService, request: APIRequest[SeedStock, NoQuery]) -> APIResponse:
     """Seed stock units.
@@ -113,7 +122,7 @@ async def seed_stock(stock: StockUnitService, request: APIRequest[SeedStock, NoQ
     Creates all stock units or none. 202: the request was accepted, and the response contains its job, which shows
     the progress. 200: the same request was accepted before, and the response contains its job.
     """
-    recorded = await stock.seed(request.body)
+    recorded = await stock.seed(request.body, request.caller)
     return APIResponse(202 if recorded.new else 200, job_view(recorded.operation))
 
 

@@ -9,7 +9,14 @@ from gpu_runtime.contract.errors import (
     StorageInUse,
     WriteConflict,
 )
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, Scope
+from gpu_runtime.runtime_api.http.route import (
+    SMALL_MAX_BODY_BYTES,
+    APIRequest,
+    APIResponse,
+    NoQuery,
+    RouteGroup,
+    Scope,
+)
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, StorageQuery, UpdateStorage
 from gpu_runtime.runtime_api.storages.service import StorageService
 from gpu_runtime.runtime_api.storages.view import StorageView, storage_view
@@ -43,6 +50,7 @@ async def list_storages(storages: StorageService, request: APIRequest[None, List
     {201: StorageView, 200: StorageView},
     faults=(AlreadyExists, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict),
     examples={"A model cache": _MODEL_CACHE},
+    max_body_bytes=SMALL_MAX_BODY_BYTES,
 )
 async def create_storage(storages: StorageService, request: APIRequest[CreateStorage, NoQuery]) -> APIResponse:
     """Create a storage.
@@ -69,6 +77,7 @@ async def get_storage(storages: StorageService, request: APIRequest[None, Storag
     {200: StorageView},
     faults=(NotFound, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict),
     examples={"Twice the size": {"size": "40Gi"}},
+    max_body_bytes=SMALL_MAX_BODY_BYTES,
 )
 async def update_storage(storages: StorageService, request: APIRequest[UpdateStorage, StorageQuery]) -> APIResponse:
     """Resize a storage.

@@ -12,6 +12,9 @@ The only lock is the optimistic concurrency of the API server. A handoff has six
 The handoff chooses the first stock unit before it records the Operation, and stores the choice in the Operation's spec.
 It writes every later choice into the status with a conditional write, even if it finds no stock.
 
+An Operation without stock contains only the hash of its request, because it may wait for a long time and only its
+caller can resume it. The write that selects stock for it also writes the request, so that recovery can resume it.
+
 Invariant: the stock in the spec belongs to attempt 1, and it is valid while the status has no attempt. Every write of
 the status contains the current stock and attempt. After the first such write, only the status is valid.
 `Operation.effective_status` implements this rule, and no other code reads stock, attempt or state of an unfinished
@@ -35,7 +38,7 @@ from gpu_runtime.contract.crd.gpu_storage import Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import Operation, OperationTarget, SourceStock
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Gone, Invalid, RuntimeFault, stored_fault
+from gpu_runtime.contract.errors import DuplicateRequestID, Gone, Invalid, RuntimeFault, stored_fault
 from gpu_runtime.contract.operation_rules import (
     AttachState,
     Ownership,
@@ -55,9 +58,11 @@ from gpu_runtime.kube.live_objects import create_or_read, delete_this, patch_unc
 from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.api_informers import APIInformers
+from gpu_runtime.runtime_api.http.route import ANONYMOUS
 from gpu_runtime.runtime_api.kube_error_mapping import permanent_fault
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, StaleAttempt
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
+from gpu_runtime.runtime_api.units.caller_semaphore import CallerSemaphore
 from gpu_runtime.runtime_api.units.handoff_decision import (
     STOCK,
     UNIT,
@@ -76,14 +81,11 @@ from gpu_runtime.runtime_api.units.handoff_decision import (
     decide,
 )
 from gpu_runtime.runtime_api.units.metrics import StockMetrics
+from gpu_runtime.runtime_api.units.request_id_owner import require_free_request_id
 from gpu_runtime.runtime_api.units.stock_selector import StockOffer, StockSelector
+from gpu_runtime.runtime_api.units.waiting_limit import WaitingLimit
 
 S = TypeVar("S", GPUUnit, Pod)
-
-MAX_CONCURRENT_HANDOFFS = 8
-"""Maximum number of create requests that this replica processes at the same time. Further requests wait in the order
-of their arrival. Without the limit all of them would compete for the API server in every step, and none would finish
-before its timeout."""
 
 DELETION_DELAY_SECONDS = 3.0
 """How long consumed stock stays after the response at most. It is deleted when the unit is Ready. To end the stock pod,
@@ -118,18 +120,21 @@ class Handoff:
     """Deletes consumed stock after the response. Until then, its claim prevents other operations from using it."""
     metrics: StockMetrics = field(default_factory=StockMetrics)
     deletion_delay: float = DELETION_DELAY_SECONDS
-    _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HANDOFFS))
+    semaphore: CallerSemaphore = field(default_factory=CallerSemaphore)
+    waiting_limit: WaitingLimit = field(default_factory=WaitingLimit)
 
-    async def create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
+    async def create(self, request: RecordedUnitRequest, caller: str = ANONYMOUS.name) -> tuple[GPUUnit, bool]:
         """Return the unit, and whether this call created it. An earlier or a concurrent call may have created it."""
-        async with self._semaphore:
-            return await self._create(request)
+        is_worker = request.serverless is not None and bool(request.serverless.worker_of)
+        async with self.semaphore.turn(caller, is_worker=is_worker):
+            return await self._create(request, caller)
 
-    async def _create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
+    async def _create(self, request: RecordedUnitRequest, caller: str) -> tuple[GPUUnit, bool]:
         if request.storage_mounts or request.template.shared_memory:
             await self._check_references(request)
+        await self._check_request_id(request)
         run = HandoffRun(request)
-        operation = await self._drive(run, await self._record_operation(run))
+        operation = await self._drive(run, await self._record_operation(run, caller))
         if error := operation.status.error:
             raise stored_fault(error.code, error.message)
         if run.committed and run.unit:
@@ -143,21 +148,40 @@ class Handoff:
         if errors and await self.driver.store.find(request.operation_id) is None:
             raise Invalid(errors)
 
+    async def _check_request_id(self, request: RecordedUnitRequest) -> None:
+        """Raise DuplicateRequestID if another function has the requestID, before the operation is recorded."""
+        try:
+            require_free_request_id(self.informers, ObjectKey(request.namespace, request.name), request.unit_spec())
+        except DuplicateRequestID:
+            if await self.driver.store.find(request.operation_id) is None:
+                raise
+
     async def resume(self, operation: Operation) -> Operation:
         """Continue an operation from its recorded state until it is finished."""
         return await self._drive(HandoffRun(recorded_request(operation, RecordedUnitRequest)), operation)
 
-    async def _record_operation(self, run: HandoffRun) -> Operation:
-        """Record the operation with its chosen stock, or find the operation that a duplicate request recorded."""
+    async def _record_operation(self, run: HandoffRun, caller: str) -> Operation:
+        """Record the operation with its chosen stock, or find the operation that a duplicate request recorded.
+
+        Raises Overloaded if there is no stock, and too many operations of the caller wait for stock.
+        """
         request, stock = run.request, None
         target = OperationTarget(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
         if may_choose_stock(request, self._observe(run, ObjectKey(request.namespace, request.name), None)):
             stock = (await self._hold_stock(run)).stock
         try:
-            return (await self.driver.store.record(request, target, stock)).operation
+            if stock is None:
+                await self._check_waiting_limit(request.operation_id, caller)
+            return (await self.driver.store.record(request, target, stock, caller=caller)).operation
         except BaseException:
             self._release_hold(run)
             raise
+
+    async def _check_waiting_limit(self, operation_id: str, caller: str) -> None:
+        """Raise Overloaded if the request would add an operation that waits for stock, and the caller has too many."""
+        excess = self.waiting_limit.excess(self.informers, caller)
+        if excess is not None and await self.driver.store.find(operation_id) is None:
+            raise excess
 
     async def _drive(self, run: HandoffRun, operation: Operation) -> Operation:
         try:

@@ -28,6 +28,7 @@ from gpu_runtime.contract.operation_rules import (
 from gpu_runtime.contract.operation_transitions import Committed, RolledBack, StockSelected, Transition, rollback
 from gpu_runtime.contract.prepared_pods import is_free
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.stock_grades import StockGrade, StockMiss
 from gpu_runtime.kube.builtin_kinds import Pod
 
@@ -156,7 +157,8 @@ def _select_stock(operation: Operation, request: RecordedUnitRequest, observed: 
     if obstacle := _obstacle(operation, request, observed):
         return obstacle
     if observed.offer is not None:
-        return StockSelected(observed.offer)
+        # The write that starts the first attempt of a waiting operation also records its request.
+        return StockSelected(observed.offer, "" if operation.spec.request else canonical_request(request))
     if observed.missed is None:
         return HoldStock()
     return _refuse(operation, NoStock(no_stock_text(request.spec_name, observed.missed)))

@@ -1,6 +1,7 @@
-"""Prometheus metrics of the stock that create requests use."""
+"""Prometheus metrics of create requests: the stock that they use, and refused requests."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -10,6 +11,26 @@ from gpu_runtime.contract.stock_grades import StockGrade, StockMiss
 MAX_SPEC_NAMES = 500
 OTHER_SPEC_NAMES = "other"
 """The label value of further flavors. Callers choose specName, so the number of label values must be bounded."""
+
+
+class CreateRefusal(StrEnum):
+    """Why a create request gets 429 although its caller does not exceed its rate."""
+
+    QUEUE_FULL = "queue_full"
+    """The caller has too many create requests that wait for their turn."""
+    TOO_MANY_WAITING = "too_many_waiting"
+    """The caller has too many operations that wait for stock."""
+
+
+class CreateMetrics:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.refused = Counter(
+            "gpu_runtime_creates_refused",
+            "Number of create requests that got 429 because of a limit per caller, by reason: queue_full"
+            " (limits.maxQueuedCreatesPerCaller) or too_many_waiting (operations.maxWaitingPerCaller)",
+            ["reason"],
+            registry=registry,
+        )
 
 
 class StockMetrics:
@@ -29,8 +50,7 @@ class StockMetrics:
         )
 
     def count_created(self, spec_name: str, stock: SourceStock) -> None:
-        grade = StockGrade.PREPARED if stock.is_prepared else StockGrade.RESERVED
-        self.taken.labels(self._label(spec_name), grade.value).inc()
+        self.taken.labels(self._label(spec_name), StockGrade.of_source(stock.pool).value).inc()
         if stock.missed:
             self.missed.labels(self._label(spec_name), StockGrade.PREPARED.value, stock.missed).inc()
 

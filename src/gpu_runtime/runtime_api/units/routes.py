@@ -4,16 +4,25 @@ from gpu_runtime.contract.errors import (
     AdmissionDenied,
     AlreadyExists,
     BeingDeleted,
+    DuplicateRequestID,
     Gone,
     LifetimeEnded,
     NoStock,
     NotFound,
     OperationReused,
+    Overloaded,
     QuotaExceeded,
     StorageInUse,
     WriteConflict,
 )
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, Scope
+from gpu_runtime.runtime_api.http.route import (
+    SMALL_MAX_BODY_BYTES,
+    APIRequest,
+    APIResponse,
+    NoQuery,
+    RouteGroup,
+    Scope,
+)
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ExtendUnit, ListUnits, UnitQuery, UpdateUnit
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.unit_admission import admit_unit
@@ -83,10 +92,12 @@ async def list_units(units: UnitService, request: APIRequest[None, ListUnits]) -
         OperationReused,
         Gone,
         AlreadyExists,
+        DuplicateRequestID,
         BeingDeleted,
         QuotaExceeded,
         AdmissionDenied,
         WriteConflict,
+        Overloaded,
     ),
     examples={"A web server": _WEB_SERVER, "With a storage": _WITH_STORAGE, "A function": _FUNCTION},
 )
@@ -96,9 +107,12 @@ async def create_unit(units: UnitService, request: APIRequest[CreateUnit, NoQuer
     Turns one Ready stock unit of the same specName into an active unit. The active unit keeps the memory and GPUs
     of the stock. 201: this request created the unit. 200: an earlier request with the same operationID and content
     created the unit, which the response contains. 409 no_stock: nothing was created, and the same request may
-    succeed later. After a timeout or a 503, send the same request again.
+    succeed later. 429: the caller has too many create requests in flight, or too many operations that wait for
+    stock. After a timeout or a 503, send the same request again.
     """
-    unit, first = await units.handoff.create(admit_unit(request.body, units.namespaces, units.pod_policy))
+    unit, first = await units.handoff.create(
+        admit_unit(request.body, units.namespaces, units.pod_policy), request.caller
+    )
     return APIResponse(201 if first else 200, unit_view(unit))
 
 
@@ -115,7 +129,16 @@ async def get_unit(units: UnitService, request: APIRequest[None, UnitQuery]) -> 
     "PUT",
     UNIT_PATH,
     {200: UnitView},
-    faults=(NotFound, StorageInUse, BeingDeleted, LifetimeEnded, QuotaExceeded, AdmissionDenied, WriteConflict),
+    faults=(
+        NotFound,
+        StorageInUse,
+        DuplicateRequestID,
+        BeingDeleted,
+        LifetimeEnded,
+        QuotaExceeded,
+        AdmissionDenied,
+        WriteConflict,
+    ),
     examples={"Another image": {"image": "python:3.13"}, "Another mount path": _MOVED_MOUNT},
 )
 async def update_unit(units: UnitService, request: APIRequest[UpdateUnit, UnitQuery]) -> APIResponse:
@@ -169,6 +192,7 @@ async def start_unit(units: UnitService, request: APIRequest[None, UnitQuery]) -
     {200: UnitView},
     faults=(NotFound, BeingDeleted, LifetimeEnded, AdmissionDenied, WriteConflict),
     examples={"Until a time": {"until": "2030-01-31T12:00:00Z"}},
+    max_body_bytes=SMALL_MAX_BODY_BYTES,
 )
 async def extend_unit(units: UnitService, request: APIRequest[ExtendUnit, UnitQuery]) -> APIResponse:
     """Extend a unit.

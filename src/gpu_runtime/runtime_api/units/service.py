@@ -21,6 +21,7 @@ from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.merge_patch import create_merge_patch
+from gpu_runtime.runtime_api.units.request_id_owner import require_free_request_id
 from gpu_runtime.runtime_api.units.requests import ListUnits, UpdateUnit
 from gpu_runtime.runtime_api.units.unit_admission import apply_update, extend
 from gpu_runtime.runtime_api.units.view import phase_of
@@ -78,6 +79,8 @@ class UnitService:
             return unit
         if unit.metadata.deletion_timestamp is not None:
             raise BeingDeleted(f"unit {unit.metadata.key} is being deleted and cannot be changed")
+        if not unit.spec.is_function:
+            require_free_request_id(self.informers, unit.metadata.key, desired)
         await self._attach_added_storages(unit, desired)
         return await patch_this(self.client, self.informers.units, unit, {"spec": patch})
 

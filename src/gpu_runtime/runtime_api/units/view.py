@@ -134,6 +134,9 @@ class UnitView(View, frozen=True, kw_only=True):
     generation: int
     """The number of the current version of the spec. Every change of the spec increases it."""
 
+    uid: str
+    """The UID of the unit. A unit that is deleted and created again has another UID."""
+
     created_at: str | None = None
     """When the unit was created."""
 
@@ -153,6 +156,7 @@ def unit_view(unit: GPUUnit) -> UnitView:
     return UnitView(
         **common_fields(unit),
         **structs.asdict(unit.spec),
+        uid=metadata.uid,
         phase=phase_of(unit),
         ready=is_ready(unit),
         ready_replicas=status.ready_replicas,
@@ -177,7 +181,7 @@ def _source_stock(annotations: dict[str, str]) -> SourceStockView | None:
         return None
     pool = annotations.get(Annotation.SOURCE_STOCK_POOL)
     return SourceStockView(
-        grade=StockGrade.PREPARED if pool else StockGrade.RESERVED,
+        grade=StockGrade.of_source(pool),
         pool=pool,
         missed=annotations.get(Annotation.SOURCE_STOCK_MISSED),
         name=name,

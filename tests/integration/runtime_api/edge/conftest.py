@@ -24,6 +24,7 @@ from localcluster.nats_server import NatsAccount
 from localcluster.supervisor_client import tail_log, wait_until
 from tests.conftest import enter_or_skip
 from tests.integration.conftest import CONFIG_DIR
+from tests.ticket_keys import TICKET_SECTION
 
 RUNTIME_API_USER = "system:serviceaccount:runtime-system:runtime-api"
 PROJECT_ROOT = CONFIG_DIR.parent
@@ -56,6 +57,7 @@ class ApiProcess:
             "health": {"bindAddress": f"127.0.0.1:{self.health_port}"},
             "kubernetes": {"kubeconfig": str(self.kubeconfig)},
             "authentication": {"mode": "off"},
+            **TICKET_SECTION,
             "limits": {"shutdownDelaySeconds": 0.3, "requestsPerSecond": 0},
         }
         config.write_text(yaml.safe_dump(settings | self.settings))

@@ -1,6 +1,7 @@
 """Authentication with service account tokens that a real API server reviews, and with tokens of a file."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,19 @@ from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
 
+from gpu_runtime.contract.errors import Unauthenticated
 from gpu_runtime.kube.client import open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.kube.service_account_verifier import ServiceAccountVerifier
 from gpu_runtime.runtime_api.http.route import Caller, Scope
-from gpu_runtime.runtime_api.http.token_review import TokenReviewer
+from gpu_runtime.runtime_api.http.token_review import REVIEW_CACHE_TTL_SECONDS, TokenReviewer
 from localcluster.control_plane import ControlPlane
 from localcluster.supervisor_client import wait_until
 from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER, ApiCluster
 
 TRUSTED = [{"namespace": "default", "name": "shop", "scopes": ["runtime"]}]
-FILE_TOKEN, NEXT_TOKEN, UNKNOWN_TOKEN = "a-token-of-the-file", "the-next-token-of-the-file", "an-unknown-token"
+FILE_TOKEN, NEXT_TOKEN, UNKNOWN_TOKEN = "the-first-token-of-the-file", "the-next-token-of-the-file", "an-unknown-token"
 
 
 def account(kube: LightkubeClient, name: str) -> None:
@@ -57,21 +60,28 @@ def test_service_account_tokens_identify_the_caller(cluster: ApiCluster) -> None
 async def test_token_of_a_deleted_account_is_rejected_after_the_cache_ttl(
     api_control_plane: ControlPlane,
 ) -> None:
-    time = 0.0
+    elapsed = 0.0
     config = load_cluster_config(api_control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER))
     async with open_kube_client(config, field_manager="test") as client:
         scopes = {ObjectKey("default", "deleted"): frozenset({Scope.RUNTIME})}
-        reviewer = TokenReviewer(client, ["gpu-runtime"], scopes, lambda: time)
+        verifier = ServiceAccountVerifier(client, ["gpu-runtime"], lambda: time.time() + elapsed)
+        reviewer = TokenReviewer(client, verifier, scopes)
         with api_control_plane.client() as kube:
             account_token = token(kube, "deleted", "gpu-runtime")
             caller = Caller("serviceaccount:default/deleted", frozenset({Scope.RUNTIME}))
             assert await reviewer.find_caller(account_token) == caller
             kube.delete(ServiceAccount, "deleted", namespace="default")
         assert await reviewer.find_caller(account_token) == caller
-        async with asyncio.timeout(60):  # the API server caches reviews for ten seconds
-            while await reviewer.find_caller(account_token) is not None:
-                time += 61.0
-                await asyncio.sleep(0.2)
+
+        async def find_caller_until_rejected() -> None:
+            nonlocal elapsed
+            async with asyncio.timeout(60):  # the API server caches reviews for ten seconds
+                while await reviewer.find_caller(account_token) == caller:
+                    elapsed += REVIEW_CACHE_TTL_SECONDS / 30  # the token itself is valid for 600 s
+                    await asyncio.sleep(0.2)
+
+        with pytest.raises(Unauthenticated, match="its service account or its pod was deleted"):
+            await find_caller_until_rejected()
 
 
 def test_unreachable_kubernetes_is_503_and_not_401(cluster: ApiCluster, tmp_path: Path) -> None:

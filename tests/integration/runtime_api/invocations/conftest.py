@@ -3,21 +3,24 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
 import pytest
+from lightkube import ApiError
 from lightkube import Client as LightkubeClient
 from lightkube.models.meta_v1 import ObjectMeta
 from prometheus_client import CollectorRegistry
 
+from gpu_runtime.contract.crd.well_known import function_queue_name
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.kube.client import open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.process.connection_table import ConnectionLimits
 from gpu_runtime.process.health_server import serve_app
 from gpu_runtime.process.nats_setup import nats_options
 from gpu_runtime.process.rate_limit import CallerRateLimiter
@@ -25,6 +28,7 @@ from gpu_runtime.process.shared_settings import BindAddressSettings, NatsSetting
 from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.http.application import Edge, make_app
 from gpu_runtime.runtime_api.http.authentication import AnonymousAuthenticator
+from gpu_runtime.runtime_api.http.byte_budget import ByteBudget
 from gpu_runtime.runtime_api.main import Services, background_tasks, build_services, routes
 from gpu_runtime.runtime_api.nats_client import cap_request_timeout
 from gpu_runtime.runtime_api.settings import APINamespaceSettings, InvocationSettings, RuntimeAPISettings
@@ -33,7 +37,8 @@ from localcluster.nats_server import NatsAccount
 from tests.integration.jetstream.conftest import account_options
 from tests.integration.kube.polling import eventually
 from tests.integration.runtime_api.invocations.fake_serverless_backend import FakeServerlessBackend
-from tests.integration.runtime_api.units.conftest import UNIT
+from tests.integration.runtime_api.units.conftest import QUEUE, UNIT
+from tests.ticket_keys import TICKETS
 
 INVOCATIONS_PATH = "/api/v1/serverless/invocations"
 DEAD_LETTERS_PATH = "/api/v1/operator/dead-letters"
@@ -83,6 +88,9 @@ class ApiReplica:
     async def list(self, function: str, **query: Any) -> InvocationReply:
         return await self.request("GET", INVOCATIONS_PATH, params={"serverlessRequestID": function, **query})
 
+    async def function_id(self, function: str) -> str:
+        return await self.services.invocations.functions.resolve_id(function)
+
     def invocation_count(self, mode: str, outcome: str) -> float:
         labels = {"mode": mode, "outcome": outcome}
         return self.registry.get_sample_value("gpu_runtime_invocation_requests_total", labels) or 0.0
@@ -131,15 +139,21 @@ async def running_replica(plane: ControlPlane, settings: RuntimeAPISettings) -> 
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         asyncio.TaskGroup() as tasks,
     ):
-        services = build_services(client, nats, settings, metrics)
+        services = build_services(client, nats, settings, metrics, TICKETS)
         running = [tasks.create_task(_run(task)) for task in background_tasks(services)]
         edge = Edge(
-            *(AnonymousAuthenticator(), CallerRateLimiter(0, 1), AccessLog(metrics.registry), settings.limits),
+            *(AnonymousAuthenticator(), CallerRateLimiter(0, 1), CallerRateLimiter(0, 1)),
+            ByteBudget(settings.limits.max_bytes_in_flight),
+            AccessLog(metrics.registry),
+            settings.limits,
             services.staleness.reason,
             asyncio.Event(),
         )
         async with serve_app(
-            make_app(routes(services), edge), BindAddressSettings(bind_address="127.0.0.1:0"), 5
+            make_app(routes(services), edge),
+            BindAddressSettings(bind_address="127.0.0.1:0"),
+            shutdown_timeout=5,
+            connection_limits=ConnectionLimits(settings.limits.max_connections, settings.limits.max_connections),
         ) as port:
             await eventually(lambda: services.informers.has_synced, "the informers have synced")
             yield ApiReplica(services, session, port, metrics.registry)
@@ -160,12 +174,23 @@ class FunctionCluster:
         """Create a stopped function and return its requestID."""
         request_id = request_id or f"f-{uuid.uuid4().hex[:8]}"
         function = {"enabled": True, "requestID": request_id, **serverless}
-        self.create_unit(f"u-{uuid.uuid4().hex[:8]}", serverless=function)
+        self.create_queue(self.create_unit(f"u-{uuid.uuid4().hex[:8]}", serverless=function))
         return request_id
 
-    def create_unit(self, name: str, **spec: Any) -> None:
+    def create_queue(self, function: Any) -> None:
+        """Create the FunctionQueue of a function, like the controller manager. The first function gets it."""
+        metadata, request_id = function.metadata, function["spec"]["serverless"]["requestID"]
+        owner = {"namespace": metadata.namespace, "name": metadata.name, "uid": metadata.uid}
+        spec = {"functionID": f"id-{uuid.uuid4().hex}", "requestID": request_id, "function": owner}
+        name = function_queue_name(request_id)
+        with suppress(ApiError):
+            self.kube.create(QUEUE(metadata=ObjectMeta(name=name, namespace=self.namespace), spec=spec))
+
+    def create_unit(self, name: str, **spec: Any) -> Any:
         metadata = ObjectMeta(name=name, namespace=self.namespace)
-        self.kube.create(UNIT(metadata=metadata, spec={"specName": "g1.1", "image": "i", "running": False, **spec}))
+        return self.kube.create(
+            UNIT(metadata=metadata, spec={"specName": "g1.1", "image": "i", "running": False, **spec})
+        )
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_messages import new_record
 from gpu_runtime.contract.messages.invocation_record import (
     REVISION_HEADER,
     InvocationRecord,
@@ -19,6 +20,7 @@ from gpu_runtime.contract.messages.invocation_record import (
     ResultStored,
     step,
 )
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER, ticket_headers
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.result_query import (
@@ -37,6 +39,7 @@ from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.pull_consumer import PullConsumer
 from gpu_runtime.jetstream.request_reply import serve_requests
+from tests.ticket_keys import TICKETS
 
 
 @dataclass
@@ -76,20 +79,20 @@ class FakeServerlessBackend:
     async def dispatch(self, invocation: Invocation) -> None:
         """Publish the invocation to the dispatch stream."""
         message = Dispatch(invocation=invocation, deadline=invocation.deadline or now(), dispatched_at=now())
-        subject = self.topology.subjects.dispatch(invocation.serverless_request_id)
-        await self.publisher.publish(OutgoingMessage(subject, encode(message), message.message_id))
+        subject = self.topology.subjects.dispatch(invocation.function_id)
+        await self.publisher.publish(OutgoingMessage(subject, encode(message)))
 
     async def publish_dead_letter(
-        self, source: Stream, data: bytes, sequence: int, request_id: str = "f", name: str = ""
+        self, source: Stream, data: bytes, sequence: int, function_id: str = "f", decoded: Invocation | None = None
     ) -> str:
-        """Publish a dead letter and return its ID."""
-        subject = self.topology.subjects.stream_subject(source, request_id)
-        builder = DeadLetterBuilder(self.topology.subjects, source)
-        delivery = Delivery(subject, data, {REVISION_HEADER: "7", "Nats-Msg-Id": "x"}, "S", sequence, 5, now())
+        """Publish a dead letter and return its ID. It has a ticket if the consumer has decoded its message."""
+        subject = self.topology.subjects.stream_subject(source, function_id)
+        builder = DeadLetterBuilder(self.topology.subjects, source, TICKETS.message_id)
+        headers = {REVISION_HEADER: "7", "Nats-Msg-Id": "x"} | (signed_headers(decoded) if decoded else {})
+        delivery = Delivery(subject, data, headers, "S", sequence, 5, now())
         failure = Failure(failure_class=FailureClass.FUNCTION_CRASHED, message="the function crashed five times")
-        letter = builder.build(delivery, failure, now(), name)
-        await self.publisher.publish(builder.to_outgoing(letter))
-        return letter.id
+        ack = await self.publisher.publish(builder.message(delivery, failure, now(), decoded))
+        return str(ack.seq)
 
     async def store_result(self, result: Result) -> None:
         """Store the result as the result store does: the first result of an invocation is kept."""
@@ -105,10 +108,11 @@ class FakeServerlessBackend:
         assert delivery.headers[REVISION_HEADER]
         self.invocations.append(invocation)
         result = succeeded_result(invocation, *self.respond(invocation))
-        subject = self.topology.subjects.result(invocation.serverless_request_id)
-        await self.publisher.publish(OutgoingMessage(subject, encode(result), result.message_id))
+        subject = self.topology.subjects.result(invocation.function_id)
+        headers = ticket_headers(delivery.headers[TICKET_HEADER])
+        await self.publisher.publish(OutgoingMessage(subject, encode(result), headers=headers))
         if invocation.reply_to and self.sends_replies:
-            await self.connection.publish(invocation.reply_to, encode(result))
+            await self.connection.publish(invocation.reply_to, encode(result), headers=headers)
         return AckDelivery()
 
     async def _handle_result(self, delivery: Delivery) -> DeliveryOutcome:
@@ -175,6 +179,13 @@ class FakeServerlessBackend:
             await running
 
 
+def signed_headers(invocation: Invocation) -> dict[str, str]:
+    """Return the header with the ticket that the API signs for this invocation."""
+    enqueued_at = invocation.enqueued_at or now()
+    record = new_record(invocation, enqueued_at, invocation.deadline or enqueued_at)
+    return ticket_headers(TICKETS.sign_record(invocation.invocation_id, record))
+
+
 async def fail_on_dead_letter(delivery: Delivery, outcome: object) -> None:
     raise AssertionError(f"unexpected dead letter: {delivery} {outcome}")
 
@@ -183,6 +194,7 @@ def succeeded_result(invocation: Invocation, content_type: str, body: bytes) -> 
     result = Result(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,
+        function_id=invocation.function_id,
         state=ResultState.SUCCEEDED,
         status_code=200,
         timings=Timings(enqueued_at=invocation.enqueued_at, started_at=now(), finished_at=now()),

@@ -23,9 +23,13 @@ from tests.integration.runtime_api.invocations.fake_serverless_backend import (
 from tests.integration.runtime_api.live_platform import until
 
 
-def invocation(function: str, invocation_id: str) -> Invocation:
+def invocation(function: str, invocation_id: str, function_id: str = "") -> Invocation:
     return Invocation(
-        invocation_id=invocation_id, serverless_request_id=function, timeout_seconds=60, enqueued_at=now()
+        invocation_id=invocation_id,
+        serverless_request_id=function,
+        function_id=function_id or function,
+        timeout_seconds=60.0,
+        enqueued_at=now(),
     )
 
 
@@ -67,6 +71,7 @@ async def test_failure_has_its_class_and_an_expired_result_is_flagged(
         Result(
             invocation_id="i",
             serverless_request_id=function,
+            function_id=function,
             state=ResultState.FAILED,
             failure=failure,
             timings=timings,
@@ -164,12 +169,13 @@ async def listed(api: ApiReplica, function: str, **query: object) -> list[tuple[
 async def test_list_returns_unfinished_invocations_before_finished_ones(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
+    function_id = await api.function_id(function)
     for number in range(5):
         await api.invoke(function, invocationID=f"q{number}")
     for number in range(4):
-        await backend.dispatch(invocation(function, f"d{number}"))
+        await backend.dispatch(invocation(function, f"d{number}", function_id))
     await api.invoke(function, invocationID="r")
-    await backend.dispatch(invocation(function, "r"))
+    await backend.dispatch(invocation(function, "r", function_id))
     await backend.advance_record("r", RecordState.RUNNING)
     for number in range(3):
         await backend.store_result(succeeded_result(invocation(function, f"s{number}"), "", b"large"))
@@ -209,7 +215,8 @@ async def test_list_with_an_invalid_query_is_rejected(
 async def test_undecodable_message_does_not_hide_other_invocations(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
-    subject = backend.topology.subjects.invoke(function)
+    function_id = await api.function_id(function)
+    subject = backend.topology.subjects.invoke(function_id)
     await backend.publisher.publish(OutgoingMessage(subject, b"{"))
-    await backend.publisher.publish(OutgoingMessage(subject, encode(invocation(function, "readable"))))
+    await backend.publisher.publish(OutgoingMessage(subject, encode(invocation(function, "readable", function_id))))
     assert await listed(api, function, state="queued") == [("readable", "queued")]

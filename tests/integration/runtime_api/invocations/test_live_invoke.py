@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordState
@@ -17,6 +18,7 @@ from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
 from gpu_runtime.jetstream.stream_admin import messages_by_subject
+from gpu_runtime.runtime_api.api_informers import FUNCTION_INDEX
 from gpu_runtime.runtime_api.invocations.enqueue import prepare_enqueue
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation
 from gpu_runtime.runtime_api.invocations.requests import Invoke
@@ -37,13 +39,11 @@ from tests.integration.runtime_api.invocations.fake_serverless_backend import Fa
 from tests.integration.runtime_api.live_platform import until
 
 
-async def queued_count(backend: FakeServerlessBackend, function: str) -> int:
-    subject = backend.topology.subjects.invoke(function)
-    counts = await messages_by_subject(
-        backend.connection,
-        backend.topology.stream_name(Stream.INVOKE),
-        backend.topology.subjects.all_functions(Stream.INVOKE),
-    )
+async def queued_count(api: ApiReplica, backend: FakeServerlessBackend, function: str) -> int:
+    subject = backend.topology.subjects.invoke(await api.function_id(function))
+    stream, subjects = backend.topology.stream_name(Stream.INVOKE), backend.topology.subjects
+    counts = await messages_by_subject(backend.connection, stream, subjects.all_functions(Stream.INVOKE))
+    assert set(counts) <= {subject}
     return counts.get(subject, 0)
 
 
@@ -54,7 +54,7 @@ async def test_replay_of_an_invocation_returns_the_first_response(
     first = await api.invoke(function, **body)
     replay = await api.invoke(function, **body | {"payload": {"b": [2], "a": 1}})
     assert (first.status, first.data["state"], replay.status, replay.data) == (202, "queued", 200, first.data)
-    assert await queued_count(backend, function) == 1
+    assert await queued_count(api, backend, function) == 1
     other = await api.invoke(function, **body | {"payload": {"a": 2}})
     assert (other.status, other.error["code"]) == (409, "invocation_reused")
     assert (api.invocation_count("async", "accepted"), api.invocation_count("async", "replayed")) == (1, 1)
@@ -75,24 +75,27 @@ async def test_one_of_100_duplicates_on_two_replicas_is_accepted(
         *(replicas[n % 2].invoke(function, invocationID="same", payload=1) for n in range(100))
     )
     assert Counter(response.status for response in responses) == {202: 1, 200: 99}
-    assert await queued_count(backend, function) == 1
+    assert await queued_count(replicas[0], backend, function) == 1
 
 
-def recorded_invocation(function: str, invocation_id: str) -> tuple[Invocation, InvocationRecord]:
+async def recorded_invocation(
+    api: ApiReplica, function: str, invocation_id: str
+) -> tuple[Invocation, InvocationRecord]:
     """The message and the record of a replica that was killed before it published the message."""
     request = Invoke(invocation_id=invocation_id, serverless_request_id=function)
-    return prepare_enqueue(admit_invocation(request, InvocationLimits()), now())
+    admitted = admit_invocation(request, InvocationLimits())
+    return prepare_enqueue(structs.replace(admitted, function_id=await api.function_id(function)), now())
 
 
 async def test_replay_publishes_an_invocation_that_was_only_recorded(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
-    _, record = recorded_invocation(function, "half")
+    _, record = await recorded_invocation(api, function, "half")
     await backend.records.create("half", encode(record))
-    assert await queued_count(backend, function) == 0
+    assert await queued_count(api, backend, function) == 0
     responses = [await api.invoke(function, invocationID="half") for _ in range(3)]
     assert [response.status for response in responses] == [200, 200, 200]
-    assert await queued_count(backend, function) == 1
+    assert await queued_count(api, backend, function) == 1
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class PublisherWithLateRejection(Publisher):
     revision: int = 0
 
     async def publish(self, message: OutgoingMessage) -> PubAck:
-        if self.backend is not None and message.message_id == "race":
+        if self.backend is not None and ".invoke." in message.subject:
             await self.backend.records.purge("race", self.revision)
         return await super().publish(message)
 
@@ -111,12 +114,12 @@ class PublisherWithLateRejection(Publisher):
 async def test_enqueued_invocation_has_its_record_after_a_race_with_a_rejection(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
-    invocation, record = recorded_invocation(function, "race")
+    invocation, record = await recorded_invocation(api, function, "race")
     revision = await backend.records.create("race", encode(record))
     publisher = PublisherWithLateRejection(backend.connection, backend=backend, revision=revision or 0)
     enqueuer = replace(api.services.invocations.enqueuer, publisher=publisher)
     assert not (await enqueuer.enqueue(invocation)).new
-    assert await queued_count(backend, function) == 1
+    assert await queued_count(api, backend, function) == 1
     assert (await backend.record("race")).request_hash == record.request_hash
 
 
@@ -144,7 +147,7 @@ async def test_invalid_invocation_is_rejected_with_the_field(
         assert (rejected.status, rejected.error["details"][0]["field"]) == (400, field), (case, rejected)
     missing = await api.request("POST", INVOCATIONS_PATH, json={"mode": "async"})
     assert (missing.status, missing.error["details"][0]["field"]) == (400, "serverlessRequestID")
-    assert await queued_count(backend, function) == 0
+    assert await queued_count(api, backend, function) == 0
 
 
 async def test_payload_above_the_limit_is_rejected_with_the_limit(api: ApiReplica, function: str) -> None:
@@ -158,22 +161,33 @@ async def test_payload_above_the_limit_is_rejected_with_the_limit(api: ApiReplic
     assert (huge.status, "786432" in huge.error["message"]) == (413, True)
 
 
-async def test_invoke_of_a_missing_or_ambiguous_function_is_rejected(api: ApiReplica, cluster: FunctionCluster) -> None:
+async def test_invoke_of_a_missing_function_is_rejected(api: ApiReplica, cluster: FunctionCluster) -> None:
     cluster.create_unit("plain")
     cluster.create_unit("off", serverless={"enabled": False, "requestID": "off"})
     cluster.create_unit("worker", serverless={"enabled": True, "requestID": "lonely", "workerOf": "gone"})
     for unknown in ("none-such", "off", "lonely"):
         rejected = await api.invoke(unknown)
         assert (rejected.status, unknown in rejected.error["message"]) == (404, True)
+
+
+async def test_invocations_go_to_the_function_that_owns_the_request_id(
+    api: ApiReplica, cluster: FunctionCluster
+) -> None:
     cluster.create_function("twice")
+    owner = await api.function_id("twice")
+    cluster.create_function("twice")
+    await eventually(
+        lambda: len(api.services.informers.units.store.by_index(FUNCTION_INDEX, "twice")) == 2, "both are cached"
+    )
     assert (await api.invoke("twice")).status == 202
-    cluster.create_function("twice")
+    assert await api.function_id("twice") == owner
 
-    async def is_rejected() -> bool:
-        response = await api.invoke("twice")
-        return response.status == 409 and response.error["code"] == "duplicate_request_id"
 
-    await until(is_rejected, "the second function with the same requestID is visible")
+async def test_invoke_of_a_function_without_a_queue_is_503(api: ApiReplica, cluster: FunctionCluster) -> None:
+    cluster.create_unit("early", serverless={"enabled": True, "requestID": "early"})
+    rejected = await api.invoke("early")
+    assert (rejected.status, rejected.headers["Retry-After"]) == (503, "1")
+    assert "has no queue yet" in rejected.error["message"]
 
 
 async def test_new_function_can_be_invoked_immediately(api: ApiReplica, cluster: FunctionCluster) -> None:

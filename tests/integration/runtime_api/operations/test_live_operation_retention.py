@@ -63,10 +63,16 @@ def retention_of(
 class MeteredRetention:
     """A retention with its own metrics."""
 
-    def __init__(self, replica: ServiceReplica, max_retained: int = 20_000) -> None:
+    def __init__(
+        self, replica: ServiceReplica, max_retained: int = 20_000, waiting_retention: timedelta = MIN_AGE
+    ) -> None:
         self.registry = CollectorRegistry()
         metrics = OperationRetentionMetrics(self.registry)
-        settings = OperationSettings(retention_seconds=DAY.total_seconds(), max_retained=max_retained)
+        settings = OperationSettings(
+            retention_seconds=DAY.total_seconds(),
+            max_retained=max_retained,
+            waiting_retention_seconds=waiting_retention.total_seconds(),
+        )
         self.retention = retention_of(replica, settings, metrics)
 
     def evicted_count(self, reason: str) -> float:
@@ -74,10 +80,10 @@ class MeteredRetention:
 
 
 async def create_operation(
-    replica: ServiceReplica, name: str, kind: OperationType = OperationType.SEED_STOCK
+    replica: ServiceReplica, name: str, kind: OperationType = OperationType.SEED_STOCK, caller: str = "tests"
 ) -> Operation:
     target = OperationTarget(kind="GPUUnit", namespace=replica.namespace, name=name)
-    return (await replica.operation_store.record(REQUESTS[kind](name), target)).operation
+    return (await replica.operation_store.record(REQUESTS[kind](name), target, caller=caller)).operation
 
 
 async def finish(replica: ServiceReplica, operation: Operation, *, fails: bool = False) -> None:
@@ -159,9 +165,9 @@ async def test_oldest_finished_operations_above_the_limit_are_evicted_and_logged
         assert len(await one.operations()) == 100
 
 
-async def test_operations_waiting_for_stock_are_evicted_after_finished_ones(start_replica: StartReplica) -> None:
+async def test_operations_waiting_for_stock_are_evicted_before_finished_ones(start_replica: StartReplica) -> None:
     async with start_replica() as one:
-        metered = MeteredRetention(one, max_retained=100)
+        metered = MeteredRetention(one, max_retained=100, waiting_retention=DAY)
         async with asyncio.TaskGroup() as tasks:
             for number in range(101):
                 tasks.create_task(create_operation(one, f"waiting-{number}", OperationType.CREATE_UNIT))
@@ -172,7 +178,44 @@ async def test_operations_waiting_for_stock_are_evicted_after_finished_ones(star
         await metered.retention.run_once()
         retained = await one.operations()
         assert len(retained) == 100
-        assert "done" not in retained
+        assert "done" in retained
+        assert metered.evicted_count("count") == 2
+
+
+async def test_operation_waiting_for_stock_is_evicted_after_ten_minutes(start_replica: StartReplica) -> None:
+    async with start_replica() as one:
+        metered = MeteredRetention(one)
+        await create_operation(one, "waiting", OperationType.CREATE_UNIT)
+        await create_finished_operation(one, "done")
+        await until_cached(one, "waiting")
+        one.clock.offset = timedelta(minutes=9)
+        await metered.retention.run_once()
+        assert sorted(await one.operations()) == ["done", "waiting"]
+        one.clock.offset = timedelta(minutes=11)
+        await metered.retention.run_once()
+        assert sorted(await one.operations()) == ["done"]
+        assert metered.evicted_count("waiting") == 1
+
+
+async def test_caller_with_the_most_operations_loses_its_oldest(start_replica: StartReplica) -> None:
+    async with start_replica() as one:
+        metered = MeteredRetention(one, max_retained=100)
+        await create_finished_operation(one, "other-0", caller="other")
+        one.clock.offset = timedelta(seconds=1)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(109):
+                tasks.create_task(create_finished_operation(one, f"flood-{number}", caller="flood"))
+        one.clock.offset = timedelta(hours=1)
+        await metered.retention.run_once()
+        retained = await one.operations()
+        assert len(retained) == 100
+        assert "other-0" in retained
+
+
+async def until_cached(replica: ServiceReplica, operation_id: str) -> None:
+    cache = replica.caches.unfinished_operations.store
+    while not any(each.spec.operation_id == operation_id for each in cache.all()):  # noqa: ASYNC110 - a cache
+        await asyncio.sleep(0.02)
 
 
 async def test_selector_of_the_longest_retention_is_accepted(start_replica: StartReplica) -> None:
@@ -191,5 +234,5 @@ async def test_selector_of_the_longest_retention_is_accepted(start_replica: Star
         assert await one.operations() == {}
 
 
-async def create_finished_operation(replica: ServiceReplica, name: str) -> None:
-    await finish(replica, await create_operation(replica, name))
+async def create_finished_operation(replica: ServiceReplica, name: str, caller: str = "tests") -> None:
+    await finish(replica, await create_operation(replica, name, caller=caller))

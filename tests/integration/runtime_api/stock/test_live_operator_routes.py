@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.errors import TooLarge
+from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope
 from gpu_runtime.runtime_api.jobs.routes import JOBS
 from gpu_runtime.runtime_api.stock.inventory import INVENTORY, InventoryService
@@ -82,10 +82,10 @@ async def test_pool_is_created_shown_counted_and_deleted(start_replica: StartRep
         assert (await call(replica, "GET /stockpools", query={"namespace": namespace})).data == []
 
 
-async def test_request_too_large_for_an_operation_is_rejected(start_replica: StartReplica, namespace: str) -> None:
+async def test_template_that_is_too_large_is_rejected(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
-        template = {"args": ["x" * 300_000]}
-        with pytest.raises(TooLarge, match="send at most 262144"):
+        template = {"args": ["x" * 20_000, "x" * 20_000]}
+        with pytest.raises(Invalid, match=r"template: has \d+ bytes as JSON; use at most 32768"):
             await call(replica, "POST /stockpools", POOL_EXAMPLE | {"namespace": namespace, "template": template})
 
 

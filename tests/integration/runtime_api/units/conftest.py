@@ -28,6 +28,7 @@ from gpu_runtime.runtime_api.units.service import UnitService
 from localcluster.control_plane import ControlPlane
 
 UNIT = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "GPUUnit", "gpuunits")
+QUEUE = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "FunctionQueue", "functionqueues")
 STORAGE = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "GPUStorage", "gpustorages")
 Object: TypeAlias = dict[str, Any]
 

@@ -147,15 +147,17 @@ async def test_unit_becomes_a_function_and_its_request_id_is_immutable(
     replica: UnitReplica, cluster: UnitCluster
 ) -> None:
     cluster.create("web")
-    await replica.units.update("", "web", update(serverless={"enabled": True, "requestID": "f", "maxWorkers": 3}))
+    await replica.units.update(
+        "", "web", update(serverless={"enabled": True, "requestID": "becomes-a-function", "maxWorkers": 3})
+    )
     before = cluster.get("web")
     assert before["spec"]["serverless"]["maxWorkers"] == 3
-    with pytest.raises(Invalid, match=r"serverless\.requestID: cannot be changed from 'f'"):
+    with pytest.raises(Invalid, match=r"serverless\.requestID: cannot be changed from 'becomes-a-function'"):
         await replica.units.update("", "web", update(serverless={"enabled": True, "requestID": "g"}))
     assert version(cluster.get("web")) == version(before)
-    await replica.units.update("", "web", update(serverless={"requestID": "f"}))
+    await replica.units.update("", "web", update(serverless={"requestID": "becomes-a-function"}))
     after = cluster.get("web")["spec"]["serverless"]
-    assert (after["enabled"], after["maxWorkers"], after["requestID"]) == (False, 1, "f")
+    assert (after["enabled"], after["maxWorkers"], after["requestID"]) == (False, 1, "becomes-a-function")
 
 
 async def test_rejected_update_writes_nothing(replica: UnitReplica, cluster: UnitCluster) -> None:

@@ -11,12 +11,14 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.errors import Unauthenticated
-from gpu_runtime.process.health_server import health_handlers, serve_app
+from gpu_runtime.process.connection_table import ConnectionLimits
+from gpu_runtime.process.health_server import HEALTH_CONNECTION_LIMITS, HealthHandler, health_handlers, serve_app
 from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.process.shared_settings import BindAddressSettings
 from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.http.application import Edge, make_app
 from gpu_runtime.runtime_api.http.authentication import AnonymousAuthenticator, Authenticator
+from gpu_runtime.runtime_api.http.byte_budget import ByteBudget
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Body, Caller, Query, Route, RouteHandler, Scope
 from gpu_runtime.runtime_api.settings import RequestLimitSettings
 
@@ -59,6 +61,10 @@ class AppOptions:
     authenticator: Authenticator = field(default_factory=AnonymousAuthenticator)
     limits: RequestLimitSettings = field(default_factory=RequestLimitSettings)
     rate_limiter: CallerRateLimiter = field(default_factory=lambda: CallerRateLimiter(0, 1))
+    anonymous_rate_limiter: CallerRateLimiter = field(default_factory=lambda: CallerRateLimiter(0, 1))
+    budget: ByteBudget = field(default_factory=lambda: ByteBudget(RequestLimitSettings().max_bytes_in_flight))
+    plain_handlers: dict[str, HealthHandler] = field(default_factory=dict)
+    connection_limits: ConnectionLimits = HEALTH_CONNECTION_LIMITS
     stale_reason: str | None = None
     shutdown_timeout: float = 5.0
 
@@ -99,12 +105,15 @@ async def running_app(routes: Sequence[Route], options: AppOptions | None = None
     edge = Edge(
         options.authenticator,
         options.rate_limiter,
+        options.anonymous_rate_limiter,
+        options.budget,
         AccessLog(registry),
         options.limits,
         lambda: options.stale_reason,
         stopping,
     )
-    app = make_app(routes, edge, health_handlers(registry, stopping, {}))
+    app = make_app(routes, edge, health_handlers(stopping, {}) | options.plain_handlers)
     address = BindAddressSettings(bind_address="127.0.0.1:0")
-    async with aiohttp.ClientSession() as session, serve_app(app, address, options.shutdown_timeout) as port:
+    served = serve_app(app, address, options.shutdown_timeout, connection_limits=options.connection_limits)
+    async with aiohttp.ClientSession() as session, served as port:
         yield RunningApp(session, port, registry, stopping)

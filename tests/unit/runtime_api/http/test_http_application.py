@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from msgspec.structs import replace
+from prometheus_client import generate_latest
 from yarl import URL
 
 from gpu_runtime.contract.errors import (
@@ -190,13 +191,13 @@ async def test_ambiguous_path_never_reaches_a_route(path: str) -> None:
 
 
 async def test_body_limit_applies_with_and_without_content_length() -> None:
-    limits = replace(RequestLimitSettings(), max_request_bytes=1024)
+    route = make_route("POST", "/items", body=SampleBody, max_body_bytes=1024)
 
     async def chunks() -> Any:
         for _ in range(40):
             yield b" " * 100
 
-    async with running_app([POST], AppOptions(limits=limits)) as edge:
+    async with running_app([route]) as edge:
         fits = await edge.request("POST", "/items", json={"operationId": "x" * (1024 - 19)})
         too_large = await edge.request("POST", "/items", json={"operationId": "x" * (1024 - 18)})
         chunked = await edge.request("POST", "/items", data=chunks(), headers={"Content-Type": "application/json"})
@@ -355,7 +356,7 @@ async def test_http_metrics_are_labeled_by_route_name() -> None:
         for path in ("/items/a", "/items/b", "/what/ever", "/else"):
             await edge.request("GET", path)
         await edge.request("PROPFIND", "/else")
-        text = (await edge.request("GET", "/metrics")).body.decode()
+    text = generate_latest(edge.registry).decode()
     assert 'gpu_runtime_http_requests_total{code="200",method="GET",route="getItem"} 2.0' in text
     assert 'gpu_runtime_http_requests_total{code="404",method="GET",route="unmatched"} 2.0' in text
     assert 'gpu_runtime_http_requests_total{code="404",method="other",route="unmatched"} 1.0' in text

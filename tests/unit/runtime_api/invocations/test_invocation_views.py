@@ -33,10 +33,20 @@ from gpu_runtime.runtime_api.invocations.view import (
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RECORD = InvocationRecord(
-    request_hash="0", serverless_request_id="f", enqueued_at=NOW, deadline=NOW, updated_at=NOW, worker="w"
+    request_hash="0",
+    serverless_request_id="f",
+    function_id="f",
+    enqueued_at=NOW,
+    deadline=NOW,
+    updated_at=NOW,
+    worker="w",
 )
 RESULT = Result(
-    invocation_id="i", serverless_request_id="f", state=ResultState.SUCCEEDED, timings=Timings(finished_at=NOW)
+    invocation_id="i",
+    serverless_request_id="f",
+    function_id="f",
+    state=ResultState.SUCCEEDED,
+    timings=Timings(finished_at=NOW),
 )
 
 

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.crd.operation import OPERATIONS, Operation, OperationState, OperationSummary, OperationType
-from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions, ListPage
 from gpu_runtime.kube.errors import ApiStatus, KubeConflict
@@ -21,10 +20,11 @@ from gpu_runtime.runtime_api.operations.operation_retention import (
     MIN_AGE,
     OperationRetention,
     OperationRetentionMetrics,
+    choose_evictions,
     is_expired,
     retained_hours,
-    selectors_oldest_first,
     sort_by_age,
+    surplus_by_caller,
 )
 from gpu_runtime.runtime_api.settings import APINamespaceSettings, OperationSettings
 from tests.unit.runtime_api.interleaved_kube import FakeKubeServer
@@ -86,20 +86,38 @@ def test_hour_with_an_expired_operation_is_scanned(minute: int, retention: timed
     assert len(hours) <= retention / timedelta(hours=1) + 2
 
 
-def test_oldest_hours_are_scanned_first() -> None:
-    selectors = selectors_oldest_first(datetime(2026, 1, 2, 3, 4, tzinfo=UTC), timedelta(hours=2))
-    assert selectors == [
-        f"{Label.CREATED_HOUR} notin (2026-01-02T02,2026-01-02T03,2026-01-02T04)",
-        f"{Label.CREATED_HOUR}=2026-01-02T02",
-        f"{Label.CREATED_HOUR}=2026-01-02T03",
-        f"{Label.CREATED_HOUR}=2026-01-02T04",
-    ]
-
-
 def test_operations_of_one_hour_are_evicted_in_finish_order() -> None:
     times = ["2026-01-02T09:00:00Z", "2026-01-02T08:00:00Z", "2026-01-02T08:30:00Z"]
     summaries = [summary(operation(state=OperationState.SUCCEEDED, finished_at=time)) for time in times]
     assert [each.status.finished_at for each in sort_by_age(summaries)] == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("counts", "max_retained", "surplus"),
+    [
+        ({"a": 5, "b": 5}, 10, {}),
+        ({"a": 20, "b": 1}, 10, {"a": 11}),
+        ({"a": 20, "b": 6}, 10, {"a": 15, "b": 1}),
+        ({"a": 9, "b": 9, "c": 2}, 10, {"a": 5, "b": 5}),
+        ({"a": 1000, "b": 3, "c": 3}, 10, {"a": 996}),
+        ({"a": 3, "b": 3}, 0, {"a": 3, "b": 3}),
+        ({}, 10, {}),
+    ],
+)
+def test_callers_with_the_most_operations_lose_first(
+    counts: dict[str, int], max_retained: int, surplus: dict[str, int]
+) -> None:
+    found = surplus_by_caller(counts, max_retained)
+    assert found == surplus
+    assert sum(counts.values()) - found.total() <= max_retained
+
+
+def test_caller_loses_waiting_operations_before_finished_ones() -> None:
+    finished = summary(operation(UNIT, OperationState.SUCCEEDED, finished_at="2026-01-02T03:00:00Z"))
+    waiting = summary(operation(UNIT, OperationState.ACCEPTED, attempt=1, started_at="2026-01-02T09:00:00Z"))
+    assert choose_evictions([finished, waiting], {"": 1}) == [waiting]
+    assert choose_evictions([finished, waiting], {"": 2}) == [waiting, finished]
+    assert choose_evictions([finished, waiting], {"another": 2}) == []
 
 
 class RacingClient:

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
-from gpu_runtime.runtime_api.units.handoff import MAX_CONCURRENT_HANDOFFS, Handoff
+from gpu_runtime.runtime_api.units.caller_semaphore import MAX_CONCURRENT_HANDOFFS
+from gpu_runtime.runtime_api.units.handoff import Handoff
 
 
 async def test_creates_above_the_concurrency_limit_wait_in_fifo_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +16,7 @@ async def test_creates_above_the_concurrency_limit_wait_in_fifo_order(monkeypatc
     started: list[str] = []
     max_running = 0
 
-    async def create(_self: Handoff, request: RecordedUnitRequest) -> None:
+    async def create(_self: Handoff, request: RecordedUnitRequest, _caller: str) -> None:
         nonlocal max_running
         started.append(request.name)
         running.add(request.name)

@@ -21,6 +21,7 @@ from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, NoStock, QuotaExceeded, RuntimeFault, StorageInUse
 from gpu_runtime.contract.operation_transitions import Committed, RollbackStarted, RolledBack, StockSelected
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.stock_grades import StockGrade, StockMiss
 from gpu_runtime.kube.builtin_kinds import Pod, PodStatus
 from gpu_runtime.kube.meta import Condition, ObjectMeta, OwnerReference
@@ -47,6 +48,7 @@ ACCEPTED, RUNNING, ROLLING_BACK, _, _ = OperationState
 SOURCE = SourceStock(namespace="runtime-stock", name="stock-1", uid="u1")
 OFFER = SourceStock(namespace="runtime-stock", name="stock-2", uid="u2")
 PLAIN = RecordedUnitRequest(operation_id="make", name="web", namespace="batch", spec_name="g1.1", image="python")
+RECORDED = canonical_request(PLAIN)
 MOUNTS = tuple(StorageMount(name=name, mount_path=f"/{name}") for name in ("b", "a"))
 MOUNTING = msgspec.structs.replace(PLAIN, storage_mounts=MOUNTS)
 NO_STOCK = {StockGrade.PREPARED: StockMiss.NO_POOL, StockGrade.RESERVED: StockMiss.NONE_READY}
@@ -58,6 +60,11 @@ def operation(state: OperationState, **status: Any) -> Operation:
     spec = OperationSpec(operation_id="make", type=OperationType.CREATE_UNIT, request_hash="hash", target=target)
     metadata = ObjectMeta(name="op-1", namespace="runtime-system", uid="op-uid")
     return Operation(metadata=metadata, spec=spec, status=OperationStatus(state=state, **status))
+
+
+def with_request(waiting: Operation) -> Operation:
+    """The operation, if it was recorded with stock and has lost it: then its spec contains the request."""
+    return msgspec.structs.replace(waiting, spec=msgspec.structs.replace(waiting.spec, request=RECORDED))
 
 
 WAITING = operation(ACCEPTED)
@@ -112,7 +119,13 @@ Case = tuple[Operation, RecordedUnitRequest, ObservedHandoff, HandoffAction | tu
 CASES: dict[str, Case] = {
     # Accepted
     "waiting, no obstacle: hold stock": (WAITING, PLAIN, seen(), HoldStock()),
-    "waiting, stock held: next attempt": (WAITING, PLAIN, seen(offer=OFFER), StockSelected(OFFER)),
+    "waiting, stock held: next attempt": (WAITING, PLAIN, seen(offer=OFFER), StockSelected(OFFER, RECORDED)),
+    "waiting with its request, stock held: next attempt": (
+        with_request(WAITING),
+        PLAIN,
+        seen(offer=OFFER),
+        StockSelected(OFFER),
+    ),
     "waiting, no stock: refuse": (WAITING, PLAIN, seen(missed=NO_STOCK), (RefuseRequest, NoStock)),
     "waiting, cached unit of another owner: read it": (WAITING, PLAIN, seen(unit=FOREIGN), ReadLive(UNIT)),
     "waiting, live unit of another owner: refuse": (
@@ -198,7 +211,7 @@ CASES: dict[str, Case] = {
         seen(STOCK, stock=pod("make", deleting=True)),
         HoldStock(),
     ),
-    "other stock held: next attempt": (ATTEMPT, PLAIN, seen(STOCK, offer=OFFER), StockSelected(OFFER)),
+    "other stock held: next attempt": (ATTEMPT, PLAIN, seen(STOCK, offer=OFFER), StockSelected(OFFER, RECORDED)),
     "stock lost, no other stock: step back": (
         ATTEMPT,
         PLAIN,

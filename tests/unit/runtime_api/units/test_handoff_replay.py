@@ -31,10 +31,14 @@ class FailedOperation:
 
     def __init__(self, error: OperationError) -> None:
         self.operation = operation(OperationType.CREATE_UNIT, OperationState.FAILED, error=error)
-        self.units = self.store = self
+        self.units = self.store = self.unfinished_operations = self
 
     def get(self, *_: Any) -> None:
         """The cache has no unit with the name."""
+
+    def by_index(self, *_: Any) -> list[Any]:
+        """The cache has no other operation of the caller."""
+        return []
 
     async def find_missing(self, *_: Any) -> tuple[()]:
         return ()
@@ -45,7 +49,7 @@ class FailedOperation:
     def release_hold(self, uid: str) -> None:
         assert not uid
 
-    async def record(self, *_: Any) -> RecordedOperation:
+    async def record(self, *_: Any, **__: Any) -> RecordedOperation:
         return RecordedOperation(self.operation, new=False)
 
 

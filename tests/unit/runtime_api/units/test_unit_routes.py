@@ -43,7 +43,8 @@ class FakeUnits:
         self.calls.append(("list", query))
         return [UNIT], "more"
 
-    async def create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
+    async def create(self, request: RecordedUnitRequest, caller: str) -> tuple[GPUUnit, bool]:
+        assert caller == "anonymous"
         self.calls.append(("create", request))
         return UNIT, self.first
 

@@ -50,6 +50,7 @@ def test_unreconciled_unit_is_progressing() -> None:
         "conditions": [],
         "observedGeneration": 0,
         "generation": 1,
+        "uid": "",
         "deleting": False,
     }
 

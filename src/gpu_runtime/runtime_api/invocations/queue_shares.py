@@ -1,0 +1,120 @@
+"""Rejects invocations of a function that has used its share of the queues, and all invocations if no capacity is left.
+
+JetStream limits the messages of a function, but not their bytes. So this module reads the number of waiting messages of
+the function and decides from the size of the new message: the larger the message, the fewer messages may wait. The
+server has the counts, so the decision is the same in every replica and after a restart.
+
+An accepted invocation must never find a full stream or bucket. INVOKE has half of the capacity of DISPATCH, and the API
+rejects invocations while DISPATCH is half full. So DISPATCH has capacity for all messages of INVOKE. The API also
+rejects invocations when the records use 90 % of their bucket. The rest is for changes of the records of accepted
+invocations.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpu_runtime.contract.errors import Overloaded
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.stream_admin import messages_by_subject, stream_bytes
+from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
+
+USAGE_TTL_SECONDS = 1.0
+"""How long a replica uses the sizes of the streams before it reads them again."""
+RETRY_AFTER_SECONDS = 5
+MAX_RECORD_USAGE = 0.9
+"""Part of the bucket that new records can use."""
+MESSAGE_OVERHEAD_BYTES = 2048
+"""Estimated size of a message without body, headers and attributes."""
+
+
+class QueueCapacity(Protocol):
+    async def require(self, invocation: Invocation) -> None:
+        """Raise Overloaded if the queues have no capacity for the invocation."""
+        ...
+
+
+@dataclass(frozen=True)
+class QueueUsage:
+    dispatch_bytes: int
+    record_bytes: int
+
+
+def usage_problem(usage: QueueUsage, limits: StreamLimits) -> str | None:
+    """Return why no function can enqueue an invocation, or None."""
+    if usage.record_bytes >= MAX_RECORD_USAGE * limits.record_max_bytes:
+        return "the bucket of invocation records is almost full; send the same request again later"
+    if usage.dispatch_bytes >= limits.invoke_max_bytes:
+        return "the waiting invocations of all functions have too many bytes; send the same request again later"
+    return None
+
+
+def max_waiting_messages(message_bytes: int, limits: StreamLimits) -> int:
+    """Return how many messages of a function may wait so that the function can enqueue a message of this size."""
+    return min(limits.max_messages_per_subject, max(1, limits.function_share_bytes // message_bytes))
+
+
+def message_bytes(invocation: Invocation) -> int:
+    """Return the estimated size of the message of an invocation. The body is encoded as base64."""
+    metadata = (*invocation.headers.items(), *invocation.attributes.items())
+    metadata_bytes = sum(len(key) + len(value) for key, value in metadata)
+    return MESSAGE_OVERHEAD_BYTES + len(invocation.body) * 4 // 3 + metadata_bytes
+
+
+@dataclass(eq=False)
+class QueueShares:
+    connection: NatsConnection
+    topology: StreamTopology
+    metrics: InvocationMetrics
+    clock: Callable[[], float]
+    _usage: QueueUsage | None = None
+    _read_at: float = 0.0
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def require(self, invocation: Invocation) -> None:
+        if problem := usage_problem(await self._current_usage(), self.topology.limits):
+            raise Overloaded(problem, retry_after=RETRY_AFTER_SECONDS)
+        size = message_bytes(invocation)
+        limit = max_waiting_messages(size, self.topology.limits)
+        if limit < self.topology.limits.max_messages_per_subject:  # otherwise the streams themselves enforce the limit
+            await self._require_share(invocation, size, limit)
+
+    async def _require_share(self, invocation: Invocation, size: int, limit: int) -> None:
+        waiting = await self._waiting(invocation.function_id)
+        if waiting >= limit:
+            raise Overloaded(
+                f"{waiting} invocations of function {invocation.serverless_request_id} are waiting; a message of {size}"
+                f" bytes needs fewer than {limit} waiting invocations; send the same request again later",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+
+    async def _waiting(self, function_id: str) -> int:
+        """Return the number of messages of a function in INVOKE and DISPATCH."""
+        counts = await asyncio.gather(
+            *(
+                messages_by_subject(
+                    self.connection,
+                    self.topology.stream_name(stream),
+                    self.topology.subjects.stream_subject(stream, function_id),
+                )
+                for stream in (Stream.INVOKE, Stream.DISPATCH)
+            )
+        )
+        return sum(sum(each.values()) for each in counts)
+
+    async def _current_usage(self) -> QueueUsage:
+        async with self._reading:
+            if self._usage is None or self.clock() - self._read_at >= USAGE_TTL_SECONDS:
+                self._usage, self._read_at = await self._read_usage(), self.clock()
+            return self._usage
+
+    async def _read_usage(self) -> QueueUsage:
+        dispatch, bucket = self.topology.stream_name(Stream.DISPATCH), self.topology.record_bucket.stream_name
+        usage = QueueUsage(await stream_bytes(self.connection, dispatch), await stream_bytes(self.connection, bucket))
+        self.metrics.record_bytes.set(usage.record_bytes)
+        self.metrics.record_limit.set(self.topology.limits.record_max_bytes)
+        return usage
