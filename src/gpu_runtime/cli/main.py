@@ -1,4 +1,4 @@
-"""Parses the command line of `gpu-runtime` and runs the selected process."""
+"""Parses the command line of `gpu-runtime` and runs the selected process or command."""
 
 import argparse
 import importlib
@@ -9,6 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
+
+from gpu_runtime.cli.functions_command import add_functions_command
+from gpu_runtime.cli.token_commands import add_tokens_command
+from gpu_runtime.cli.unit_commands import add_units_command
 
 PROCESSES: Mapping[str, str] = MappingProxyType(
     {
@@ -33,8 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in PROCESSES.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         command.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML file with the settings")
+    add_tokens_command(commands)
+    add_functions_command(commands)
+    add_units_command(commands)
     options = parser.parse_args(argv)
     # Only the selected process is imported, because one process does not need the dependencies of another.
+    if options.process not in PROCESSES:
+        run_command: Callable[[argparse.Namespace], int]
+        run_command = importlib.import_module(f"gpu_runtime.cli.{options.command}").run
+        return run_command(options)
     module = importlib.import_module(f"gpu_runtime.{options.process.replace('-', '_')}.main")
     run: Callable[[Path], int] = module.main
     return run(options.config)
