@@ -2,9 +2,10 @@
 # The image of the platform: `docker build --tag registry.example.com/gpu-runtime:0.1.0 .`
 # It has the same content as the image of the local cluster: Python as `python`, the packages of locks/runtime.txt, and
 # `gpu-runtime`.
-ARG PYTHON_VERSION=3.13
+# To pin the base image, name it by digest: `--build-arg PYTHON_IMAGE=python@sha256:...`.
+ARG PYTHON_IMAGE=python:3.13-slim
 
-FROM python:${PYTHON_VERSION}-slim AS build
+FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY locks/ locks/
@@ -19,7 +20,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src/ src/
 RUN pip install --quiet --no-deps --no-compile --no-build-isolation --prefix=/install .
 
-FROM python:${PYTHON_VERSION}-slim
+FROM ${PYTHON_IMAGE}
 COPY --from=build /install/ /usr/local/
 # Compile all packages and the standard library. Containers have a read-only root file system. Without bytecode in the
 # image, Python would compile at every start.

@@ -78,6 +78,17 @@ fuzz: $(BIN)/.ready ## Run every fuzz test with CASES cases and SEED (ARGS="-k n
 	@echo "Repeat the same cases with: make fuzz SEED=$(SEED) CASES=$(CASES)"
 	@FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout=7200 -s $(ARGS)
 
+.PHONY: request-costs
+request-costs: BODIES ?= 2000
+request-costs: $(BIN)/.ready ## Search BODIES hostile request bodies per route with SEED for one that blocks the event loop
+	@REQUEST_COST_BODIES=$(BODIES) REQUEST_COST_SEED=$(SEED) $(BIN)/pytest tests/attacks/http/test_request_cost.py \
+	  --timeout=7200 --quiet -s $(ARGS)
+
+.PHONY: connection-flood
+connection-flood: $(BIN)/.ready ## Measure an authenticated caller beside 2,000 half-open connections and 200 requests per second
+	@FLOOD_CONNECTIONS=2000 FLOOD_REQUESTS_PER_SECOND=200 FLOOD_SECONDS=30 $(BIN)/pytest --quiet -s $(ARGS) \
+	  tests/attacks/http/test_connection_flood.py
+
 .PHONY: chaos
 chaos: MINUTES ?= 5
 chaos: $(BIN)/.ready ## Inject faults under load for MINUTES with SEED and check all invariants (ROUND=3 for one round)
@@ -109,12 +120,12 @@ ci: check test ## Run the checks and all tests
 # All benchmarks run, also if one of them misses a target. The command fails at the end if any target was missed.
 .PHONY: bench
 bench: ROUNDS ?= 5
-bench: $(BIN)/.ready ## Run all benchmarks and draw the charts (15 minutes); BASE=<revision> compares HEAD with it
+bench: $(BIN)/.ready ## Run all benchmarks and draw the charts (20 minutes); BASE=<revision> compares HEAD with it
 ifdef BASE
 	@$(BIN)/python -m bench.compare $(BASE) --rounds=$(ROUNDS) $(ARGS)
 else
 	@$(MAKE) --no-print-directory --keep-going --jobs=1 \
-	  bench-controller bench-handoff bench-invoke bench-results bench-plots
+	  bench-controller bench-handoff bench-stock-size bench-invoke bench-results bench-plots
 endif
 
 .PHONY: bench-controller
@@ -125,8 +136,12 @@ bench-controller: $(BIN)/.ready ## Measure the controller manager with up to 5,0
 bench-handoff: $(BIN)/.ready ## Measure the creation of units from stock with up to 64 callers (6 minutes)
 	@$(BIN)/python -m bench.handoff $(ARGS)
 
+.PHONY: bench-stock-size
+bench-stock-size: $(BIN)/.ready ## Measure the creation of units with 200 and with 2,000 stock units (6 minutes)
+	@$(BIN)/python -m bench.stock_size $(ARGS)
+
 .PHONY: bench-stock
-bench-stock: $(BIN)/.ready ## Measure the time until a unit or a function answers, with and without stock (20 minutes)
+bench-stock: $(BIN)/.ready ## Measure the time until a unit or a function answers, with and without stock (25 minutes)
 	@$(BIN)/python -m bench.stock $(ARGS)
 
 .PHONY: bench-invoke

@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import secrets
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from localcluster.paths import LOCAL_STATE_DIR, PROJECT_ROOT
 from localcluster.progress import progress_step
 
 STATE_DIR = LOCAL_STATE_DIR / "platform"
+SYSTEM_NAMESPACE = "runtime-system"
 KUSTOMIZATIONS = (PROJECT_ROOT / "config" / "nats", PROJECT_ROOT / "config" / "overlays" / "local")
 WORKLOADS = (
     ("messaging", "statefulset/nats"),
@@ -59,7 +61,7 @@ def up(forwards: Sequence[PortForward]) -> Node:
         if node is None or not node.processes.is_alive():
             node = _start(forwards)
         _deploy(node, forwards)
-        _link_kubeconfig(node)
+        _link_files(node)
         return node
 
 
@@ -122,6 +124,7 @@ def _deploy(node: Node, forwards: Sequence[PortForward]) -> None:
 def apply_kustomizations(node: Node, *folders: Path) -> None:
     """Apply kustomizations. Deployments restart if the product image was rebuilt under the same name."""
     image = images.product_archive().path.name
+    _apply_ticket_keys(node)
     for folder in folders:
         manifests = [manifest for manifest in yaml.safe_load_all(node.kubectl("kustomize", str(folder))) if manifest]
         for manifest in manifests:
@@ -131,6 +134,27 @@ def apply_kustomizations(node: Node, *folders: Path) -> None:
         rendered = node.state_dir / f"{folder.name}.yaml"
         rendered.write_text(yaml.safe_dump_all(manifests))
         node.apply(rendered)
+
+
+def _apply_ticket_keys(node: Node) -> None:
+    """Create the Secret with the key of invocation tickets. Every later deployment has the same key."""
+    key_file = ticket_key_file(node)
+    if not key_file.exists():
+        key_file.touch(mode=0o600)
+        key_file.write_text(f"{secrets.token_hex(32)}\n")
+    metadata = {"name": "ticket-keys", "namespace": SYSTEM_NAMESPACE}
+    manifests = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"keys": key_file.read_text()}},
+    ]
+    rendered = node.state_dir / "ticket-keys.yaml"
+    rendered.touch(mode=0o600)
+    rendered.write_text(yaml.safe_dump_all(manifests))
+    node.apply(rendered)
+
+
+def ticket_key_file(node: Node) -> Path:
+    return node.state_dir / "ticket-keys"
 
 
 def _is_reachable(forward: PortForward) -> bool:
@@ -146,10 +170,11 @@ def _is_reachable(forward: PortForward) -> bool:
         return False
 
 
-def _link_kubeconfig(node: Node) -> None:
-    """Link kubectl and the kubeconfig to their documented paths below `.local`."""
+def _link_files(node: Node) -> None:
+    """Link kubectl, the kubeconfig and the ticket keys to their documented paths below `.local`."""
     links = {
         LOCAL_STATE_DIR / "kubeconfig": node.control_plane.kubeconfig,
+        LOCAL_STATE_DIR / "ticket-keys": ticket_key_file(node),
         LOCAL_STATE_DIR / "bin" / "kubectl": node.control_plane.binary_paths["kubectl"],
     }
     for link, target in links.items():
@@ -169,7 +194,8 @@ def wipe() -> None:
     """Stop every process and delete the data."""
     down()
     remove_node_state(STATE_DIR)
-    for link in (LOCAL_STATE_DIR / "kubeconfig", LOCAL_STATE_DIR / "bin" / "kubectl"):
+    links = ("kubeconfig", "ticket-keys", "bin/kubectl")
+    for link in (LOCAL_STATE_DIR / each for each in links):
         link.unlink(missing_ok=True)
 
 

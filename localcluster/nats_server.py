@@ -16,10 +16,10 @@ from localcluster.paths import scratch_dir
 from localcluster.supervisor_client import SupervisorClient, wait_until
 
 NATS_SERVER_BINARY = Path(sys.executable).with_name("nats-server")
-# The limit of the storage that all streams together may reserve. The default is three quarters of the disk space that
-# is free when the server starts. With the default, the reservations of some accounts make the server reject the streams
-# of the next account, even if no stream has stored any data.
-MAX_FILE_STORE = "1TB"
+# The limit of the storage that all streams together may reserve, on disk and in memory. The defaults are three quarters
+# of the free disk space and of the memory. With the defaults, the reservations of some accounts make the server reject
+# the streams of the next account, even if no stream has stored any data.
+MAX_STORE = "100TB"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class NatsServer:
 
     def _write_config(self) -> None:
         access = self.access_config or f"accounts {{\n{self._accounts_config()}\n}}"
-        store = f'jetstream {{ store_dir: "{self.state_dir / "jetstream"}", max_file_store: {MAX_FILE_STORE} }}'
+        limits = f"max_file_store: {MAX_STORE}, max_memory_store: {MAX_STORE}"
+        store = f'jetstream {{ store_dir: "{self.state_dir / "jetstream"}", {limits} }}'
         text = f"listen: 127.0.0.1:{self.port}\nhttp: 127.0.0.1:{self.monitor_port}\n{store}\n{access}\n"
         staging = self._config_path.with_suffix(".new")
         staging.write_text(text)
