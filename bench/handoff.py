@@ -4,7 +4,7 @@
 
 The runtime API, with one replica and then with two, is the real process with its own identity, against a real API
 server and etcd. A separate process sends the creates over HTTP: first 45 per second at scheduled times, then with 1, 4,
-16 and 64 concurrent callers, and then with 200 and 2,000 stock units of the same flavor. The floor
+16 and 64 concurrent callers. The floor
 (`bench/floors/handoff_writes.py`) is another process that makes the same writes with plain aiohttp and msgspec, at the
 same rate against the same API server.
 
@@ -26,9 +26,6 @@ from bench.handoff_runs import CREATES_PER_SECOND, LoadMeasurement, LoadProfile,
 from bench.report import BenchmarkResult, Chart, Row, quantile, report_and_exit
 
 CONCURRENCY_LEVELS = (1, 4, 16, 64)
-STOCK_SIZES = (200, 2000)
-MAX_STOCK_RATIO = 1.25
-"""How much more a create may cost if there is ten times as much stock."""
 MAX_P50_SECONDS, MAX_P99_SECONDS, MAX_WRITES_PER_UNIT = 0.030, 0.150, 6
 ONE_REPLICA_LABEL, TWO_REPLICAS_LABEL, WITH_CONTROLLERS_LABEL = (
     "no controllers, one replica",
@@ -69,7 +66,6 @@ def load_profiles(units: int) -> list[LoadProfile]:
             LoadProfile(f"floor-{count}", sixth + 2 * count, replicas=0, concurrency=count)
             for count in CONCURRENCY_LEVELS
         ),
-        *(LoadProfile(f"stock-{count}", sixth, replicas=1, concurrency=1, stock=count) for count in STOCK_SIZES),
         LoadProfile("one-controlled", sixth, replicas=1, rate=CREATES_PER_SECOND, with_controllers=True),
         LoadProfile("floor-controlled", sixth, replicas=0, rate=CREATES_PER_SECOND, with_controllers=True),
     ]
@@ -80,7 +76,6 @@ def rows(by_profile: dict[str, LoadMeasurement]) -> list[Row]:
         *rate_rows(ONE_REPLICA_LABEL, by_profile["one-replica"], by_profile["floor"]),
         *rate_rows(TWO_REPLICAS_LABEL, by_profile["two-replicas"], by_profile["floor"]),
         *(row for count in CONCURRENCY_LEVELS for row in concurrency_rows(by_profile, count)),
-        *stock_rows(*(by_profile[f"stock-{count}"] for count in STOCK_SIZES)),
         *rate_rows(WITH_CONTROLLERS_LABEL, by_profile["one-controlled"], by_profile["floor-controlled"]),
     ]
 
@@ -91,19 +86,6 @@ def concurrency_rows(by_profile: dict[str, LoadMeasurement], count: int) -> list
         Row(f"{count} concurrent: creates per second", api.creates_per_second, "", floor.creates_per_second),
         _milliseconds_row(f"{count} concurrent: HTTP p50", api.latency_quantile(0.5), floor.latency_quantile(0.5)),
         _milliseconds_row(f"{count} concurrent: HTTP p99", api.latency_quantile(0.99), floor.latency_quantile(0.99)),
-    ]
-
-
-def stock_rows(small: LoadMeasurement, large: LoadMeasurement) -> list[Row]:
-    """The cost with much stock. The floor is the cost with little stock."""
-    label, target = f"{large.profile.stock} stock units of the flavor", f"ratio {MAX_STOCK_RATIO}"
-    values = {
-        "HTTP p50": (large.latency_quantile(0.5), small.latency_quantile(0.5)),
-        "CPU per create": (large.target_cpu_seconds, small.target_cpu_seconds),
-    }
-    return [
-        Row(f"{label}: {name}", 1000 * value, "ms", 1000 * floor, target, missed=value > MAX_STOCK_RATIO * floor)
-        for name, (value, floor) in values.items()
     ]
 
 

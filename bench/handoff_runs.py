@@ -75,6 +75,10 @@ class LoadProfile(msgspec.Struct, frozen=True):
 
     stock: int = 0
     """The number of stock units of the flavor. With 0, there is one stock unit for each create."""
+    seeds: int = 0
+    """How many of these stock units are seeded for this load. With 0, all of them are."""
+    first: int = 0
+    """The number of the first create. It is part of the names of the units."""
 
     @property
     def all_creates(self) -> int:
@@ -170,9 +174,11 @@ async def seed_stock(bed: Testbed, url: str, profiles: Sequence[LoadProfile]) ->
     headers = {"Authorization": f"Bearer {API_TOKEN}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
         for profile in profiles:
-            for first in range(0, profile.stock_count, MAX_SEED_REPLICAS):
-                count = min(MAX_SEED_REPLICAS, profile.stock_count - first)
-                body = {"operationID": f"{profile.name}-{first}", "specName": profile.name, "replicas": count}
+            seeds = profile.seeds or profile.stock_count
+            for first in range(0, seeds, MAX_SEED_REPLICAS):
+                count = min(MAX_SEED_REPLICAS, seeds - first)
+                operation_id = f"{profile.name}-{profile.first}-{first}"
+                body = {"operationID": operation_id, "specName": profile.name, "replicas": count}
                 body |= {"memory": UNIT_MEMORY, "gpu": UNIT_GPUS}
                 async with session.post("/api/v1/operator/stock-units", json=body) as response:
                     if response.status != 202:
@@ -186,17 +192,17 @@ async def seed_stock(bed: Testbed, url: str, profiles: Sequence[LoadProfile]) ->
 
 async def patch_stock_ready(api: RawKubeClient, stock: int) -> None:
     """Set the status of stock without pods, as the controller manager does for stock with ready pods."""
-    ready, patched = {"status": {"phase": "Ready", "readyReplicas": 1}}, set[str]()
-    while len(patched) < stock:
-        names = {unit["metadata"]["name"] for unit in (await api.get(STOCK_PATH))["items"]}
-        await for_each_concurrently(8, names - patched, lambda name: api.patch(f"{STOCK_PATH}/{name}/status", ready))
-        patched |= names
+    ready, units = {"status": {"phase": "Ready", "readyReplicas": 1}}, list[Any]()
+    while len(units) < stock:
+        units = (await api.get(STOCK_PATH))["items"]
+        names = [unit["metadata"]["name"] for unit in units if unit.get("status", {}).get("phase") != "Ready"]
+        await for_each_concurrently(8, names, lambda name: api.patch(f"{STOCK_PATH}/{name}/status", ready))
 
 
 async def measure_profile(bed: Testbed, profile: LoadProfile, replicas: Sequence[RuntimeAPIReplica]) -> LoadMeasurement:
     job = CreateJob(
         await load_target(bed, profile, replicas),
-        [unit_request(profile, n) for n in range(profile.all_creates)],
+        [unit_request(profile, profile.first + n) for n in range(profile.all_creates)],
         profile.rate,
     )
     job.concurrency = profile.concurrency

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from bench.benchmark_keys import TICKETS, ticket_section
 from bench.kube_api import for_each_concurrently
 from bench.measured_process import MeasuredProcess, start_process
 from gpu_runtime.contract.messages.invocation_record import (
@@ -19,6 +20,7 @@ from gpu_runtime.contract.messages.invocation_record import (
     RecordState,
     record_headers,
 )
+from gpu_runtime.contract.messages.invocation_ticket import ticket_headers
 from gpu_runtime.contract.messages.message_codec import encode, to_utc_milliseconds
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.streams import StreamTopology
@@ -36,6 +38,7 @@ STORED_METRIC = "gpu_runtime_results_stored_total"
 RUNNING_RECORD = InvocationRecord(
     request_hash="hash",
     serverless_request_id=FUNCTION_ID,
+    function_id=FUNCTION_ID,
     state=RecordState.RUNNING,
     enqueued_at=CREATED_AT,
     deadline=CREATED_AT + timedelta(hours=1),
@@ -81,7 +84,13 @@ class ResultBacklog:
         await for_each_concurrently(256, [each.invocation_id for each in results], accept)
         subject = TOPOLOGY.subjects.result(FUNCTION_ID)
         messages = (
-            OutgoingMessage(subject, encode(each), "", record_headers(record_revisions[each.invocation_id]))
+            OutgoingMessage(
+                subject,
+                encode(each),
+                "",
+                record_headers(record_revisions[each.invocation_id])
+                | ticket_headers(TICKETS.sign_record(each.invocation_id, RUNNING_RECORD)),
+            )
             for each in results
         )
         await for_each_concurrently(256, messages, publisher.publish)
@@ -99,6 +108,7 @@ def make_results(count: int, body: int, name: str) -> list[Result]:
             Result(
                 invocation_id=f"{name}-{number}",
                 serverless_request_id=FUNCTION_ID,
+                function_id=FUNCTION_ID,
                 state=ResultState.SUCCEEDED,
                 timings=timings,
                 worker="bench-1",
@@ -114,7 +124,8 @@ def make_results(count: int, body: int, name: str) -> list[Result]:
 @contextmanager
 def start_result_store(folder: Path, url: str, name: str = "results") -> Iterator[MeasuredProcess]:
     """Run a result store with a database of that name, and wait until it is ready."""
-    settings: dict[str, Any] = {"nats": {"urls": [url]}, "database": {"path": str(_database_path(folder, name))}}
+    database = {"path": str(_database_path(folder, name))}
+    settings: dict[str, Any] = {"nats": {"urls": [url]}, "database": database, **ticket_section(folder)}
     with start_process("result-store", folder, settings, MeasuredProcess.is_ready) as started:
         yield started
 

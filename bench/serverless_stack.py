@@ -11,16 +11,18 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.benchmark_keys import ticket_section
 from bench.kube_api import RawKubeClient, for_each_concurrently
 from bench.measured_process import DIE_WITH_PARENT, MeasuredProcess, cpu_seconds_of, start_process
 from bench.result_store_runs import STORED_METRIC, start_result_store
 from bench.start_controller_manager import start_controller_manager
 from bench.start_runtime_api import API_TOKEN, RuntimeAPIReplica, start_runtime_api
 from bench.testbed import testbed, units_path
+from gpu_runtime.contract.crd.well_known import GROUP, SYSTEM_NAMESPACE, VERSION, function_queue_name
 from localcluster.control_plane import ControlPlane
 from localcluster.nats_server import NatsServer, temporary_nats_server
 
@@ -51,6 +53,8 @@ class ServerlessStack:
     result_store: MeasuredProcess
     controller_manager: MeasuredProcess
     folder: Path
+    function_ids: dict[str, str] = field(default_factory=dict)
+    """The functionID of each function, by name."""
 
     def stored_count(self) -> int:
         return int(self.result_store.metric_sum(STORED_METRIC))
@@ -97,11 +101,14 @@ async def serverless_stack() -> AsyncIterator[ServerlessStack]:
 
 
 async def create_functions(stack: ServerlessStack, names: Sequence[str], *, running: bool) -> None:
-    await for_each_concurrently(
-        8,
-        names,
-        lambda name: stack.kube.create(units_path("runtime-instance"), function_manifest(name, running=running)),
-    )
+    async def create(name: str) -> None:
+        await stack.kube.create(units_path("runtime-instance"), function_manifest(name, running=running))
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{SYSTEM_NAMESPACE}/functionqueues/{function_queue_name(name)}"
+        while "spec" not in (queue := await stack.kube.get(path)):  # noqa: ASYNC110 - another process creates it
+            await asyncio.sleep(0.02)
+        stack.function_ids[name] = queue["spec"]["functionID"]
+
+    await for_each_concurrently(8, names, create)
 
 
 def function_manifest(name: str, *, running: bool) -> dict[str, Any]:
@@ -154,6 +161,7 @@ def _start_activator(
     settings = nats | {
         "kubernetes": {"kubeconfig": str(kubernetes.kubeconfig_for("activator", ACTIVATOR_USER))},
         "runtimeAPI": {"url": api, "tokenFile": str(token)},
+        **ticket_section(folder),
     }
     with start_process("activator", folder, settings, _is_leader) as process:
         yield process
@@ -177,6 +185,7 @@ def _start_framework(folder: Path, name: str) -> Iterator["subprocess.Popen[byte
 def _start_sidecar(stack: ServerlessStack, name: str) -> Iterator[MeasuredProcess]:
     settings = {
         "nats": {"urls": [stack.nats_url]},
+        "functionID": stack.function_ids[name],
         "requestID": name,
         "worker": name,
         "namespace": "runtime-instance",

@@ -8,13 +8,14 @@ from typing import Any
 
 import yaml
 
+from bench.benchmark_keys import ticket_section
 from bench.kube_api import service_account_access
 from bench.measured_process import MeasuredProcess, start_process
 from localcluster.control_plane import ControlPlane
 from localcluster.free_ports import free_port
 
 RUNTIME_API_USER = "system:serviceaccount:runtime-system:runtime-api"
-API_TOKEN = "bench-bench-bench-bench"  # noqa: S105 - only valid for the process of this benchmark
+API_TOKEN = "only-for-this-benchmark-4711"  # noqa: S105 - only valid for the process of this benchmark
 NO_RATE_LIMIT = {"requestsPerSecond": 0}
 """The limit is off, because the benchmark is one caller and sends more requests than the default limit of a caller."""
 
@@ -36,6 +37,7 @@ def start_runtime_api(plane: ControlPlane, folder: Path, name: str, **overrides:
         "kubernetes": {"kubeconfig": str(service_account_access(plane, "runtime-api").write_kubeconfig(folder))},
         "authentication": {"tokenFile": str(token_file)},
         "limits": NO_RATE_LIMIT,
+        **ticket_section(folder),
     }
     with start_process("runtime-api", folder, settings | overrides, MeasuredProcess.is_ready, name) as process:
         yield RuntimeAPIReplica(process, f"http://127.0.0.1:{port}")
