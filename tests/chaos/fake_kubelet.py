@@ -106,10 +106,12 @@ class FakeKubelet:
         return settings | {"health": {"bindAddress": f"127.0.0.1:{worker.port}"}}
 
     async def _drain(self, worker: WorkerProcesses) -> None:
-        """Call the preStop hook, as the kubelet does before it stops the user's container."""
+        """Call the preStop hooks of both containers, as the kubelet does before it stops the user's container."""
+        with suppress(ProcessFailed):
+            self.platform.processes.signal(worker.sidecar, Signals.SIGUSR1)
         timeout = aiohttp.ClientTimeout(total=DRAIN_TIMEOUT_SECONDS)
         with suppress(aiohttp.ClientError, TimeoutError, OSError):
-            async with self.platform.http.get(f"http://127.0.0.1:{worker.port}/drain", timeout=timeout):
+            async with self.platform.http.get(f"http://127.0.0.1:{worker.port}/drained", timeout=timeout):
                 pass
 
     def _stop(self, worker: WorkerProcesses) -> None:

@@ -65,8 +65,8 @@ def _allowed_deleted_status(operation: Operation, received_at: float) -> tuple[i
 def unfinished_operations(snapshot: Snapshot, flavors: Collection[str]) -> Iterator[str]:
     """No seeding stays unfinished."""
     for each in snapshot.cluster.operations.values():
-        kind, flavor = each["spec"]["type"], recorded_request(each)["specName"]
-        if flavor in flavors and kind == "SeedStock" and operation_state(each) != "Succeeded":
+        seeds = each["spec"]["type"] == "SeedStock" and recorded_request(each)["specName"] in flavors
+        if seeds and operation_state(each) != "Succeeded":
             yield f"{each['spec']['operationID']} is {operation_state(each)}"
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from gpu_runtime.contract.crd.well_known import Annotation, Label
+from gpu_runtime.contract.crd.well_known import Annotation, Label, return_operation_id
 from gpu_runtime.contract.stock_grades import StockGrade, StockMiss
 from tests.chaos.invariants import Snapshot, key_of, labels_of
 from tests.chaos.request_history import NamedSource, RequestHistory
 from tests.integration.controller_manager.conftest import Object, ready_condition
 from tests.integration.runtime_api.stock_conservation import conservation_errors, consumed_stock
 
-RETURN_OPERATION_PREFIX = "return-"
+RETURN_OPERATION_PREFIX = return_operation_id("")
 """The prefix of the operationIDs with which the stock of a deleted worker is seeded again."""
 
 

@@ -32,6 +32,7 @@ from tests.integration.conftest import nats_liveness_path
 from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER, install_manifests
 from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER
 from tests.integration.runtime_api.live_platform import TOKEN
+from tests.ticket_keys import TICKET_SECTION
 
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 SettingsDict = dict[str, Any]
@@ -233,7 +234,7 @@ def _start_process(platform: SystemUnderTest, command: str, name: str, user: str
     settings = {"health": {"bindAddress": f"127.0.0.1:{process.health_port}"}}
     if user:
         settings["kubernetes"] = {"kubeconfig": str(_kubeconfig(platform, name, user))}
-    config.write_text(yaml.safe_dump(settings | _settings(platform, command, process)))
+    config.write_text(yaml.safe_dump(settings | _settings(platform, command, process) | _ticket_section(command)))
     platform.processes.start(name, [GPU_RUNTIME_PROGRAM, command, "--config", config])
     platform.product_processes.append(process)
 
@@ -283,6 +284,11 @@ def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) 
         "database": {"path": str(platform.state_dir / "results" / "results.db")},
         "retention": {"maxBytes": 16 * 1024**2},
     }
+
+
+def _ticket_section(command: str) -> SettingsDict:
+    """The controller manager has no keys of invocation tickets."""
+    return {} if command == "controller-manager" else dict(TICKET_SECTION)
 
 
 async def _wait_ready(platform: SystemUnderTest) -> None:
