@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import msgspec
+
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER
 from gpu_runtime.contract.messages.message_codec import Message
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.result_query import (
@@ -16,8 +19,9 @@ from gpu_runtime.contract.messages.result_query import (
     ListResultsResponse,
 )
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
+from tests.ticket_keys import TICKETS
 
-FUNCTION = "fuzzed"
+FUNCTION, FUNCTION_ID = "fuzzed", "fuzzed-id"
 POD_UID = "pod-fuzzed"
 TIMESTAMP, FUTURE_TIMESTAMP = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
 
@@ -27,6 +31,7 @@ INVOCATION: Document = {
     "version": 1,
     "invocationID": "inv-1",
     "serverlessRequestID": FUNCTION,
+    "functionID": FUNCTION_ID,
     "contentType": "application/json",
     "headers": {"Do": "echo"},
     "attributes": {"who": "me"},
@@ -47,6 +52,7 @@ RESULT: Document = {
     "version": 1,
     "invocationID": "inv-1",
     "serverlessRequestID": FUNCTION,
+    "functionID": FUNCTION_ID,
     "state": "failed",
     "failure": {"class": "function_error", "message": "the function failed"},
     "statusCode": 500,
@@ -61,6 +67,7 @@ RECORD: Document = {
     "version": 1,
     "requestHash": "0" * 64,
     "serverlessRequestID": FUNCTION,
+    "functionID": FUNCTION_ID,
     "state": "running",
     "enqueuedAt": TIMESTAMP,
     "deadline": FUTURE_TIMESTAMP,
@@ -70,14 +77,14 @@ RECORD: Document = {
     "attempts": 1,
     "replyTo": "_INBOX.caller.1",
 }
+TICKET = TICKETS.sign_record("inv-1", msgspec.convert(RECORD, InvocationRecord))
+"""A valid ticket. An attacker has it if an invocation was dispatched to its worker."""
 DEAD_LETTER: Document = {
     "version": 1,
-    "id": "invoke-1",
-    "source": "invoke",
     "serverlessRequestID": FUNCTION,
     "invocationID": "inv-1",
-    "subject": f"runtime.serverless.invoke.{FUNCTION}",
-    "headers": {"Gpu-Runtime-Revision": "7"},
+    "subject": f"runtime.serverless.invoke.{FUNCTION_ID}",
+    "headers": {"Gpu-Runtime-Revision": "7", TICKET_HEADER: TICKET},
     "data": "e30=",
     "class": "bad_message",
     "reason": "undecodable",
@@ -88,7 +95,7 @@ DEAD_LETTER: Document = {
 EVENT: Document = {
     "version": 1,
     "kind": "heartbeat",
-    "serverlessRequestID": FUNCTION,
+    "functionID": FUNCTION_ID,
     "unit": f"{FUNCTION}-w0",
     "namespace": "runtime-instance",
     "podUID": "unknown-pod",

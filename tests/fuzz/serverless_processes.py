@@ -10,13 +10,16 @@ from typing import Any
 
 import yaml
 
+from gpu_runtime.contract.crd.well_known import SYSTEM_NAMESPACE, function_queue_name
 from localcluster.free_ports import free_port
+from localcluster.supervisor_client import wait_until
 from tests.fuzz.seed_corpus import FUNCTION, POD_UID
 from tests.integration.activator.activator_harness import ACTIVATOR_USER, ActivatorProcess
-from tests.integration.controller_manager.conftest import GPU_RUNTIME_PROGRAM, UNIT, Object
+from tests.integration.controller_manager.conftest import GPU_RUNTIME_PROGRAM, QUEUE, UNIT, Object
 from tests.integration.framework.framework_process import ECHO_SOURCE, running_framework, temporary_socket_dir
 from tests.integration.runtime_api.edge.conftest import nats_settings
 from tests.integration.runtime_api.live_platform import TOKEN, UNIT_NAMESPACE, LivePlatform
+from tests.ticket_keys import TICKET_SECTION
 
 TRACEBACK = re.compile(rb"Traceback[^\n]*")
 
@@ -91,25 +94,39 @@ def _running_process(name: str, folder: Path, settings: Object, **environment: s
         process.wait(20)
 
 
+def wait_for_function_id(kube: Any, request_id: str) -> str:
+    """Wait until the controller manager has created the FunctionQueue, and return its functionID."""
+    name = function_queue_name(request_id)
+
+    def exists() -> bool:
+        return any(each.metadata.name == name for each in kube.list(QUEUE, namespace=SYSTEM_NAMESPACE))
+
+    wait_until(exists, 60, lambda: f"the function {request_id} has no queue")
+    return str(kube.get(QUEUE, name, namespace=SYSTEM_NAMESPACE)["spec"]["functionID"])
+
+
 @contextmanager
-def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[list[WatchedProcess]]:
-    """All processes, with one echo function and one worker that never stops."""
+def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[tuple[list[WatchedProcess], str]]:
+    """All processes, with one echo function and one worker that never stops. Yields the functionID, too."""
     nats = nats_settings(platform.nats_account)
     with platform.control_plane.client() as kube, ExitStack() as stack:
         serverless = {"enabled": True, "requestID": FUNCTION}
         spec = {"specName": FUNCTION, "image": "i", "running": False, "serverless": serverless}
         unit: Any = UNIT.from_dict({"metadata": {"name": FUNCTION, "namespace": UNIT_NAMESPACE}, "spec": spec})
         kube.create(unit)
+        function_id = wait_for_function_id(kube, FUNCTION)
         store = {
             "health": {"bindAddress": f"127.0.0.1:{free_port()}"},
             "nats": nats,
             "database": {"path": str(folder / "results.db")},
+            **TICKET_SECTION,
         }
         socket_dir = stack.enter_context(temporary_socket_dir())
         framework = stack.enter_context(running_framework(ECHO_SOURCE, socket_dir))
         sidecar = {
             "health": {"bindAddress": f"127.0.0.1:{free_port()}"},
             "nats": nats,
+            "functionID": function_id,
             "requestID": FUNCTION,
             "worker": f"{FUNCTION}-w0",
             "namespace": UNIT_NAMESPACE,
@@ -117,10 +134,11 @@ def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[list[Wa
             "framework": {"socketPath": framework.socket},
             "retries": {"maxAttempts": 2, "initialBackoffSeconds": 0.05, "maxBackoffSeconds": 0.1},
         }
-        yield [
+        watched = [
             *watch_platform(platform),
             stack.enter_context(running_activator(platform, folder)),
             stack.enter_context(_running_process("result-store", folder, store)),
             stack.enter_context(_running_process("worker-sidecar", folder, sidecar, POD_UID=POD_UID)),
         ]
+        yield watched, function_id
         kube.delete(UNIT, FUNCTION, namespace=UNIT_NAMESPACE)

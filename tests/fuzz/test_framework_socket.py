@@ -130,9 +130,12 @@ class UnusualFramework:
         self.response = response
         async with FrameworkClient(str(self.path), "/invoke", "/healthz", 1000) as client:
             now = datetime.now(UTC)
-            invocation = Invocation(invocation_id="inv-1", serverless_request_id="f", timeout_seconds=5)
+            invocation = Invocation(
+                invocation_id="inv-1", serverless_request_id="f", function_id="f", timeout_seconds=5
+            )
             dispatch = Dispatch(invocation=invocation, deadline=now + timedelta(seconds=5), dispatched_at=now)
-            return await client.check_health(), await client.invoke(dispatch)
+            with client.response_slot() as slot:
+                return await client.check_health(), await client.invoke(dispatch, slot)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from gpu_runtime.contract.messages.dead_letter import MAX_DEAD_LETTER_DATA_BYTES
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.drain_request import DrainRequest
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_ticket import TICKET_HEADER
 from gpu_runtime.contract.messages.message_codec import Message, MessageDecodeError, decode
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.streams import StreamTopology
@@ -27,12 +28,14 @@ from tests.fuzz.seed_corpus import (
     DISPATCH,
     EVENT,
     FUNCTION,
+    FUNCTION_ID,
     GET_RESULT,
     INVOCATION,
     LIST_RESULTS,
     POD_UID,
     RECORD,
     RESULT,
+    TICKET,
 )
 from tests.fuzz.serverless_processes import WatchedProcess, new_failures, running_serverless
 from tests.fuzz.strategies import encode_json, message_bytes, texts
@@ -42,6 +45,7 @@ TOPOLOGY = StreamTopology()
 PREFIX = TOPOLOGY.subjects.prefix
 MESSAGE_TYPES: dict[str, type[Message]] = {"invoke": Invocation, "dispatch": Dispatch, "result": Result}
 STREAMS = {stream.value: TOPOLOGY.stream_name(stream) for stream in Stream}
+TICKET_LINE = f"{TICKET_HEADER}: {TICKET}".encode()
 BATCH_SIZE = 60
 """The number of messages in one example."""
 
@@ -52,10 +56,21 @@ class PublishedMessage:
     data: bytes
     headers: bytes = b""
 
+    def with_function_id(self, function_id: str) -> "PublishedMessage":
+        """The message with this functionID instead of FUNCTION_ID."""
+        data = self.data.replace(FUNCTION_ID.encode(), function_id.encode())
+        return PublishedMessage(self.subject.replace(FUNCTION_ID, function_id), data, self.headers)
+
     @property
     def is_poison(self) -> bool:
-        """Whether a stream stores it and its consumer cannot decode it."""
-        model = MESSAGE_TYPES.get(self.subject.removeprefix(f"{PREFIX}.").split(".")[0])
+        """Whether a stream stores it and its consumer dead-letters it, because it cannot be decoded.
+
+        The result store ignores messages without a valid ticket.
+        """
+        kind = self.subject.removeprefix(f"{PREFIX}.").split(".")[0]
+        if kind == "result" and not self.headers.endswith(TICKET_LINE):
+            return False
+        model = MESSAGE_TYPES.get(kind)
         return model is not None and not _is_decodable(self.data, model)
 
 
@@ -72,7 +87,7 @@ def with_future_deadline(document: dict[str, object]) -> dict[str, object]:
     return document | {"enqueuedAt": None, "timeoutSeconds": 5.0, "mode": "async", "replyTo": ""}
 
 
-FUNCTIONS = st.sampled_from([FUNCTION, FUNCTION, FUNCTION, "absent", "NOT-A-FUNCTION", "a$b"])
+FUNCTIONS = st.sampled_from([FUNCTION_ID, FUNCTION_ID, FUNCTION_ID, "absent", "NOT-A-FUNCTION", "a$b"])
 IDS = st.one_of(st.sampled_from(["inv-1", "inv-2"]), st.uuids().map(str))
 NAMES = st.sampled_from(["Gpu-Runtime-Revision", "Gpu-Runtime-Record", "X", "Status", "Nats-Nothing"])
 VALUES = st.one_of(
@@ -80,7 +95,12 @@ VALUES = st.one_of(
     st.sampled_from([b"1", b"-1", b"9" * 5000, b"18446744073709551616", encode_json(RECORD), b"\xff\xfe", b"[" * 3000]),
 )
 LINES = st.tuples(NAMES, VALUES).map(lambda line: line[0].encode() + b": " + line[1].replace(b"\n", b""))
-HEADERS = st.lists(LINES, max_size=3).map(lambda lines: b"\r\n".join(line.replace(b"\r", b"") for line in lines))
+TICKET_LINES = st.sampled_from([[], [TICKET_LINE]])
+HEADERS = st.builds(
+    lambda lines, ticket: b"\r\n".join([*(line.replace(b"\r", b"") for line in lines), *ticket]),
+    st.lists(LINES, max_size=3),
+    TICKET_LINES,
+)
 
 
 def messages_on_subject(
@@ -94,6 +114,7 @@ def messages_on_subject(
 INVOKED = message_bytes([INVOCATION, with_future_deadline(INVOCATION)])
 DISPATCHED = message_bytes([DISPATCH, DISPATCH | {"invocation": with_future_deadline(INVOCATION)}])
 DEAD_LETTER_SUBJECTS = st.tuples(st.sampled_from(list(MESSAGE_TYPES)), FUNCTIONS).map(".".join)
+EVENT_SUBJECTS = st.tuples(FUNCTIONS, st.sampled_from(["unknown-pod", POD_UID, "A$b"])).map(".".join)
 BUCKET = TOPOLOGY.record_bucket.name
 FORGED_IDS = ("forged-1", "forged-2", "a=b", "x" * 128)
 MESSAGES = st.one_of(
@@ -101,7 +122,7 @@ MESSAGES = st.one_of(
     messages_on_subject("dispatch", FUNCTIONS, DISPATCHED),
     messages_on_subject("result", FUNCTIONS, message_bytes([RESULT])),
     messages_on_subject("dlq", DEAD_LETTER_SUBJECTS, message_bytes([DEAD_LETTER])),
-    messages_on_subject("events", FUNCTIONS, message_bytes([EVENT])),
+    messages_on_subject("events", EVENT_SUBJECTS, message_bytes([EVENT])),
     messages_on_subject("demand", FUNCTIONS, st.binary(max_size=40)),
     messages_on_subject("cancel", FUNCTIONS, st.one_of(st.binary(max_size=40), IDS.map(str.encode))),
     # Only undecodable drain requests: a valid one would drain the worker.
@@ -127,7 +148,16 @@ class ServerlessTarget:
     platform: LivePlatform
     nats: RawNats
     watched: list[WatchedProcess]
+    function_id: str
     sent: Counter[str]
+
+    def send_all(self, batch: list[PublishedMessage]) -> list[PublishedMessage]:
+        """Send the messages with the functionID of the running function, and return them."""
+        real = [each.with_function_id(self.function_id) for each in batch]
+        for message in real:
+            self.send(message)
+        self.nats.flush()
+        return real
 
     def send(self, message: PublishedMessage) -> None:
         self.sent[message.subject.removeprefix(f"{PREFIX}.").split(".")[0]] += 1
@@ -175,8 +205,8 @@ class ServerlessTarget:
 @pytest.fixture(scope="module")
 def serverless_target(platform: LivePlatform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerlessTarget]:
     folder = tmp_path_factory.mktemp("serverless")
-    with running_serverless(platform, folder) as watched, raw_nats(platform.nats_account) as nats:
-        target = ServerlessTarget(platform, nats, watched, Counter())
+    with running_serverless(platform, folder) as (watched, function_id), raw_nats(platform.nats_account) as nats:
+        target = ServerlessTarget(platform, nats, watched, function_id, Counter())
         wait_until(target.can_invoke, 60, lambda: f"no invocation succeeds: {new_failures(watched)}")
         yield target
         print(dict(target.sent))
@@ -184,16 +214,17 @@ def serverless_target(platform: LivePlatform, tmp_path_factory: pytest.TempPathF
 
 POISON = [
     PublishedMessage(f"{PREFIX}.invoke.absent", b"", b"Status: 404"),
-    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"invocationID":"\xff"}'),
-    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"x":' + b"[" * 5000),
-    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", encode_json(INVOCATION | {"timeoutSeconds": 1e300})),
-    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b"\xff" * 1_000_000),
-    PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION}", b"\xff" * 1_000_000),
-    PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION}", b'{"invocation":{"invocationID":"\xff"}}'),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION_ID}", b'{"version":1,"invocationID":"\xff"}'),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION_ID}", b'{"version":1,"x":' + b"[" * 5000),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION_ID}", encode_json(INVOCATION | {"timeoutSeconds": 1e300})),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION_ID}", b"\xff" * 1_000_000),
+    PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION_ID}", b"\xff" * 1_000_000),
+    PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION_ID}", b'{"invocation":{"invocationID":"\xff"}}'),
     PublishedMessage(f"{PREFIX}.dispatch.absent", encode_json(DISPATCH | {"deadline": "9999-12-31T23:59:59-23:59"})),
-    PublishedMessage(f"{PREFIX}.result.{FUNCTION}", b"\xff" * 1_000_000),
+    PublishedMessage(f"{PREFIX}.result.{FUNCTION_ID}", b"\xff" * 1_000_000),
+    PublishedMessage(f"{PREFIX}.result.{FUNCTION_ID}", b"\xff" * 1_000_000, TICKET_LINE),
     PublishedMessage(
-        f"{PREFIX}.invoke.{FUNCTION}",
+        f"{PREFIX}.invoke.{FUNCTION_ID}",
         encode_json(with_future_deadline(INVOCATION)),
         b"Gpu-Runtime-Revision: " + b"9" * 5000,
     ),
@@ -206,9 +237,7 @@ POISON = [
 def test_processing_continues_after_any_message(
     serverless_target: ServerlessTarget, batch: list[PublishedMessage]
 ) -> None:
-    for message in batch:
-        serverless_target.send(message)
-    serverless_target.nats.flush()
+    batch = serverless_target.send_all(batch)
     wait_until(
         lambda: not any(serverless_target.backlogs().values()),
         60,
@@ -237,31 +266,30 @@ def test_processing_continues_after_any_message(
 @example(
     [
         PublishedMessage(
-            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(DEAD_LETTER | {"source": "result", "subject": "two words"})
+            f"{PREFIX}.dlq.result.{FUNCTION_ID}",
+            encode_json(DEAD_LETTER | {"source": "result", "subject": "two words"}),
         )
     ]
 )
 @example(
     [
         PublishedMessage(
-            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(DEAD_LETTER | {"source": "result", "headers": {"a b": "\n"}})
+            f"{PREFIX}.dlq.result.{FUNCTION_ID}",
+            encode_json(DEAD_LETTER | {"source": "result", "headers": {"a b": "\n"}}),
         )
     ]
 )
 def test_forged_dead_letters_can_be_read_redriven_and_deleted(
     serverless_target: ServerlessTarget, batch: list[PublishedMessage]
 ) -> None:
-    for message in batch:
-        serverless_target.send(message)
-    serverless_target.nats.flush()
+    serverless_target.send_all(batch)
     reply = serverless_target.platform.shared_replicas[0].request(
         "/api/v1/operator/dead-letters?limit=500", token=TOKEN
     )
     assert reply.status == 200, reply.json
     for letter in {each["id"]: each for each in reply.json["data"]}.values():
-        if letter["id"].isascii() and letter["id"].replace("-", "").isalnum():
-            for verb, path in (("GET", ""), ("POST", "/redrive"), ("DELETE", "")):
-                serverless_target.request(f"operator/dead-letters/{letter['id']}{path}", verb)
+        for verb, path in (("GET", ""), ("POST", "/redrive"), ("DELETE", "")):
+            serverless_target.request(f"operator/dead-letters/{letter['id']}{path}", verb)
     wait_until(
         lambda: not any(serverless_target.backlogs().values()),
         60,

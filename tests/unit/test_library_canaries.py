@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from aiohttp.connector import Connection
 from aiohttp.payload import BytesPayload
+from aiohttp.web_protocol import RequestHandler
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
@@ -23,10 +24,12 @@ from nats.aio.transport import TcpTransport
 import gpu_runtime
 from gpu_runtime.jetstream.client_session import _NatsClient
 from gpu_runtime.kube import transport
+from gpu_runtime.process.bounded_http import BoundedRequestHandler
 
 SOURCE = Path(gpu_runtime.__file__).parent
 SESSION = "src/gpu_runtime/jetstream/client_session.py"
 TRANSPORT = "src/gpu_runtime/kube/transport.py"
+CONNECTION = "src/gpu_runtime/process/bounded_http.py"
 
 OWN_NAMES = ["_close_after_socket_error", "_write_handle", "_write_pending", "closed", "require_tls", "wait_writable"]
 """The attributes that the session adds to the client of nats-py."""
@@ -89,6 +92,32 @@ async def test_subscription_and_transport_of_nats_have_the_private_parts_that_th
     connection = TcpTransport()  # type: ignore[no-untyped-call]
     assert hasattr(connection, "_io_writer"), (
         f"nats-py {version('nats-py')} has no TcpTransport._io_writer: check _NatsClient._close in {SESSION}"
+    )
+
+
+CONNECTION_CLASS = ast.parse(inspect.getsource(BoundedRequestHandler))
+OWN_CONNECTION_NAMES = {
+    *("_connections", "_head_timer", "_stall_timer", "_start_head_timer", "_stop_head_timer", "_stop_stall_timer")
+}
+
+
+def test_connection_of_aiohttp_has_the_private_parts_that_the_bounded_connection_uses() -> None:
+    used = set(names_of_self(CONNECTION_CLASS)) - OWN_CONNECTION_NAMES
+    slots = {name for base in RequestHandler.__mro__ for name in getattr(base, "__slots__", ())}
+    assert used <= slots, f"aiohttp {version('aiohttp')} has no RequestHandler.{used - slots}: check {CONNECTION}"
+    assert not slots & OWN_CONNECTION_NAMES, f"aiohttp {version('aiohttp')} uses names of {CONNECTION}: rename them"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["connection_made", "connection_lost", "data_received", "finish_response", "pause_writing", "resume_writing"],
+)
+def test_overridden_method_of_a_connection_has_the_same_parameters(name: str) -> None:
+    theirs, ours = (
+        list(inspect.signature(getattr(each, name)).parameters) for each in (RequestHandler, BoundedRequestHandler)
+    )
+    assert theirs == ours, (
+        f"aiohttp {version('aiohttp')} calls {name} with {theirs}: adapt the override in {CONNECTION}"
     )
 
 

@@ -155,12 +155,13 @@ def test_eviction_for_too_much_ephemeral_storage_is_reported(deployed_platform: 
     node = deployed_platform
     apply_manifest(node, unit("hungry", NAMESPACE, image="busybox:1.36", template=template, ephemeralStorage="20Mi"))
 
-    def is_reported() -> bool:
-        return "ephemeral local storage usage exceeds the total limit of containers 20Mi" in condition_message(
-            node, "hungry"
-        )
+    def reported() -> str:
+        """Kubernetes replaces an evicted pod within a second. The Event of the condition stays."""
+        selector = "--field-selector=involvedObject.kind=GPUUnit,involvedObject.name=hungry"
+        return node.kubectl("get", "events", "-n", NAMESPACE, selector, "--output=jsonpath={.items[*].message}")
 
-    wait_until(is_reported, 120, lambda: condition_message(node, "hungry"), interval_seconds=0.2)
+    message = "ephemeral local storage usage exceeds the total limit of containers 20Mi"
+    wait_until(lambda: message in reported(), 120, reported, interval_seconds=0.2)
     delete_unit(node, kube, "hungry")
 
 

@@ -12,7 +12,9 @@ from gpu_runtime.process.shared_settings import NatsSettings
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
-from tests.integration.worker_sidecar.sidecar_harness import FUNCTION_ID, sidecar_harness
+from tests.integration.worker_sidecar.sidecar_harness import sidecar_harness
+
+REQUEST_ID = "fn-1"
 
 # The function does not use gpu_runtime.framework: any HTTP server on the unix socket works.
 FRAMEWORK_SOURCE = """
@@ -54,25 +56,30 @@ def function_manifest(name: str) -> dict[str, Any]:
             "gpu": 1,
             "image": "python:3.12",
             "template": {"command": ["python", "-c"], "args": [FRAMEWORK_SOURCE]},
-            "serverless": {"enabled": True, "requestID": FUNCTION_ID},
+            "serverless": {"enabled": True, "requestID": REQUEST_ID},
         },
     }
 
 
-def harness_settings(kube: Client) -> WorkerSidecarSettings:
+def harness_settings(kube: Client, function_id: str) -> WorkerSidecarSettings:
     service = kube.get(Service, "nats", namespace="messaging")
     assert service.spec
     nats = NatsSettings(urls=(f"nats://{service.spec.clusterIP}:4222",))
-    return WorkerSidecarSettings(nats=nats, request_id=FUNCTION_ID, worker="test", namespace="test")
+    return WorkerSidecarSettings(
+        nats=nats, function_id=function_id, request_id=REQUEST_ID, worker="test", namespace="test"
+    )
 
 
 async def test_worker_serves_invocations_and_finishes_them_on_shutdown(deployed_platform: Node, kube: Client) -> None:
     path = deployed_platform.state_dir / "function.yaml"
     path.write_text(yaml.safe_dump(function_manifest("worker")))
-    async with sidecar_harness(harness_settings(kube)) as harness:
-        await asyncio.to_thread(deployed_platform.kubectl, "apply", "-f", str(path))
-        condition = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=120s")
-        await asyncio.to_thread(deployed_platform.kubectl, "wait", *condition)
+    await asyncio.to_thread(deployed_platform.kubectl, "apply", "-f", str(path))
+    condition = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=120s")
+    await asyncio.to_thread(deployed_platform.kubectl, "wait", *condition)
+    output = f'--output=jsonpath={{.items[?(@.spec.requestID=="{REQUEST_ID}")].spec.functionID}}'
+    queue = ("functionqueues", "--namespace=runtime-system", output)
+    function_id = await asyncio.to_thread(deployed_platform.kubectl, "get", *queue)
+    async with sidecar_harness(harness_settings(kube, function_id)) as harness:
         await harness.publish_dispatch("0", "first")
         first = await harness.wait_result("first")
         assert (first.state, first.body, first.worker) == (ResultState.SUCCEEDED, b'0 ran "0"', "worker")

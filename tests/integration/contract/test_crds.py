@@ -151,6 +151,14 @@ REJECTED = {
     ),
     "a requestID that is not a subject token": (unit(serverless={"requestID": "a.b"}), "spec.serverless.requestID"),
     "a function without requestID": (unit(serverless={"enabled": True}), "requestID is required when enabled is true"),
+    "a template of 240 kB": (
+        unit(template={"envs": [{"name": f"V{number}", "value": "x" * 20_000} for number in range(12)]}),
+        "command, args and envs together must have at most 32768 characters",
+    ),
+    "an init command of 240 kB": (
+        unit(template={"init": {"command": ["x" * 240_000]}}),
+        "command and args together must have at most 32768 characters",
+    ),
     "minAvailableCount above maxWorkers": (
         unit(serverless={"requestID": "f", "minAvailableCount": 2}),
         "minAvailableCount must not be greater than maxWorkers",

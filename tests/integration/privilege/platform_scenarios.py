@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Event, PersistentVolumeClaim, Pod, Servi
 from lightkube.resources.networking_v1 import NetworkPolicy
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.contract.crd.well_known import Annotation, Label
+from gpu_runtime.contract.crd.well_known import Annotation, Label, function_queue_name
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.process.nats_setup import stream_topology
@@ -22,6 +22,7 @@ from localcluster.supervisor_client import wait_until
 from tests.integration.activator.activator_harness import ActivatorHarness, SidecarFleet, nats_settings, until
 from tests.integration.controller_manager.conftest import (
     POOL,
+    QUEUE,
     STORAGE,
     UNIT,
     ControllerCluster,
@@ -206,12 +207,22 @@ def run_drift_and_deletion(platform: AuditedPlatform) -> None:
     _wait_until(
         lambda: cluster.is_deleted(Service, OTHER_NAMESPACE, "web"), "the Service of a unit without ports is deleted"
     )
+    _delete_function(cluster)
     _create_orphaned_attachment(cluster)
     _create_pending_storage(cluster)
     cluster.kube.delete(STORAGE, "data", namespace=OTHER_NAMESPACE)
     _wait_until(lambda: cluster.is_deleted(STORAGE, OTHER_NAMESPACE, "data"), "the storage is deleted with its PVC")
     cluster.wait_for(UNIT, OTHER_NAMESPACE, "web", _is_current_and_ready)
     _wait_until(lambda: _has_repeated_event(cluster, "invalid", "InvalidSpec"), "the repeated event has a series count")
+
+
+def _delete_function(cluster: ControllerCluster) -> None:
+    deleted = WEB_SPEC | {"running": False, "serverless": {"enabled": True, "requestID": "deleted"}}
+    cluster.create(UNIT, OTHER_NAMESPACE, "deleted", deleted)
+    queue = ("runtime-system", function_queue_name("deleted"))
+    cluster.wait_for(QUEUE, *queue, lambda _: True)
+    cluster.kube.delete(UNIT, "deleted", namespace=OTHER_NAMESPACE)
+    _wait_until(lambda: cluster.is_deleted(QUEUE, *queue), "the queue of the deleted function is deleted")
 
 
 def run_invocations(platform: AuditedPlatform) -> None:

@@ -15,6 +15,8 @@ Object = Mapping[str, Any]
 ALL_NAMESPACES = ""
 PLATFORM_NAMESPACES = frozenset({SYSTEM_NAMESPACE, STOCK_NAMESPACE, INSTANCE_NAMESPACE, "default"})
 """The namespaces that are known when the platform is installed. Roles are sufficient for these namespaces."""
+PUBLIC_PATHS = frozenset({"/version", "/api", "/apis", "/healthz", "/livez", "/readyz"})
+"""Paths of no resource that Kubernetes grants to every account."""
 BOOTSTRAPPING_LABEL = "kubernetes.io/bootstrapping"
 
 
@@ -80,9 +82,8 @@ def right_findings(rights: Collection[Right], requested: Collection[Right]) -> l
 
 
 def _missing(rights: Collection[Right], requested: Collection[Right]) -> Iterator[str]:
-    """Non-resource paths are not checked: Kubernetes grants version and discovery to every account."""
     for each in sorted(requested):
-        if not each.resource.startswith("/") and not any(right.covers(each) for right in rights):
+        if each.resource not in PUBLIC_PATHS and not any(right.covers(each) for right in rights):
             yield f"missing: {each}"
 
 

@@ -133,7 +133,7 @@ def test_lost_or_duplicated_stock_is_reported(snapshot: Snapshot) -> None:
 
 
 def test_stock_of_deleted_workers_must_be_returned() -> None:
-    request = seed_request("fn", 1, "return-uid-w0")
+    request = seed_request("fn", 1, "gpu-runtime:return-uid-w0")
     returned = an_operation("SeedStock", request, state="Succeeded")
     status = {"state": "Succeeded", "targetUID": "uid-fn-w0", "stock": {"uid": "s1"}}
     worker_created = an_operation("CreateUnit", unit_request("fn", "fn-w0"), "fn-w0", **status)

@@ -17,6 +17,7 @@ from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 from gpu_runtime.runtime_api.http.access_log import AccessLog
+from gpu_runtime.runtime_api.http.token_file import TokenFileMetrics
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.operations.operation_retention import OperationRetentionMetrics
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
@@ -34,6 +35,7 @@ METRICS_CLASSES = (
     OperationRetentionMetrics,
     SidecarMetrics,
     ResultStoreMetrics,
+    TokenFileMetrics,
     UnitMetrics,
 )
 SERIES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"], "info": ["_info"]}
