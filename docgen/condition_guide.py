@@ -70,6 +70,22 @@ UNIT_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             "The controller changes no child object. An existing pod keeps running with the previous spec. If the unit is a function,"
             " its existing workers continue to run invocations. For a new unit, the controller creates no child objects.",
         ),
+        ReadyReason.REQUEST_ID_TAKEN: ReasonGuide(
+            "Failed",
+            "Another function has the same `serverless.requestID`, and its FunctionQueue was created first. The message names the"
+            " other function.",
+            "Delete one of the two functions. If you delete the other function, the platform then gives this function its own"
+            " queue.",
+            "The function has no queue and no pod. Invocations of the requestID go to the other function.",
+        ),
+        ReadyReason.WORKER_NOT_RECORDED: ReasonGuide(
+            "Progressing",
+            "The unit has `serverless.workerOf`, but the FunctionQueue of the function does not contain the UID of the unit. There are two"
+            " possible causes: the activator did not create the unit, or the function was deleted.",
+            f"{NO_ACTION} The activator deletes the unit. Only the activator creates workers.",
+            "The controller changes no child object. A new unit gets no pod. If the function was deleted, an existing pod finishes its"
+            " invocations.",
+        ),
         ReadyReason.SCALED_TO_ZERO: ReasonGuide(
             "Empty",
             "The unit has `running: false`, and its pod is deleted.",
@@ -319,10 +335,19 @@ EVENTS: Mapping[str, tuple[str, str, str, str]] = MappingProxyType(
             "Warning",
             (
                 "A worker of the function is unhealthy: the worker has sent no event for `scaling.workerLivenessTimeoutSeconds`. If the"
-                " unit of the worker is in phase Failed, the limit is `scaling.failedWorkerGraceSeconds`. The activator replaces the"
-                " worker."
+                " unit of the worker is in phase Failed, the limit is `scaling.failedWorkerGraceSeconds`. Or the worker drained itself: within"
+                " a minute after its start, it began to drain without a request. The activator replaces the worker."
             ),
             "Read the message of the Event and the log of the worker's pod. Then correct the image or the handler of the function.",
+        ),
+        "WorkersLimited": (
+            "GPUUnit (the function)",
+            "Warning",
+            (
+                "`maxWorkers` of the function is greater than the setting `scaling.maxWorkersPerFunction` of the activator. The"
+                " function gets only the number of workers in the setting."
+            ),
+            "Lower `maxWorkers`, or raise the setting.",
         ),
         "StopsSoon": (
             "GPUUnit",

@@ -14,9 +14,10 @@ from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 from gpu_runtime.runtime_api.http.access_log import AccessLog
+from gpu_runtime.runtime_api.http.token_file import TokenFileMetrics
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.operations.operation_retention import OperationRetentionMetrics
-from gpu_runtime.runtime_api.units.metrics import StockMetrics
+from gpu_runtime.runtime_api.units.metrics import CreateMetrics, StockMetrics
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 CLIENT_GO_TEXT = (
@@ -41,8 +42,8 @@ SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], .
             (UnitMetrics,),
         ),
         "runtime-api": (
-            "The metrics `gpu_runtime_http_*` do not count requests for `/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI.",
-            (AccessLog, InvocationMetrics, OperationRetentionMetrics, StockMetrics),
+            "The metrics `gpu_runtime_http_*` do not count requests for `/healthz`, `/readyz`, the OpenAPI document and Swagger UI.",
+            (AccessLog, TokenFileMetrics, InvocationMetrics, OperationRetentionMetrics, CreateMetrics, StockMetrics),
         ),
         "activator": (
             LEADER_TEXT,
@@ -76,8 +77,8 @@ class RecordingRegistry(CollectorRegistry):
 
 def metrics_page() -> str:
     introduction = (
-        "Every process serves `/metrics` in the Prometheus text format on its health port (see [ports](ports.md)). The runtime API"
-        " also serves `/metrics` on its API port. A histogram has series with the suffixes `_bucket`, `_sum` and"
+        "Every process serves `/metrics` in the Prometheus text format on its health port (see [ports](ports.md))."
+        " The API port does not serve `/metrics`. A histogram has series with the suffixes `_bucket`, `_sum` and"
         " `_count`. No metric has a label for a function, a unit or a caller, because a cluster may have thousands of"
         " functions, units and callers. To find the function, the unit or the caller, search the [logs](logs.md)."
     )

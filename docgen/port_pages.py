@@ -11,7 +11,12 @@ def ports_page() -> str:
     sidecar = SidecarContainerSettings().port
     served = "`/healthz`, `/readyz`, `/metrics`"
     rows = (
-        ("runtime-api", str(api), code("api.bindAddress"), f"the HTTP API, `/openapi.json`, `/swagger/`, {served}"),
+        (
+            "runtime-api",
+            str(api),
+            code("api.bindAddress"),
+            "the HTTP API, `/openapi.json`, `/swagger/`, `/healthz`, `/readyz`",
+        ),
         ("runtime-api", str(health), code("health.bindAddress"), served),
         ("controller-manager", str(health), code("health.bindAddress"), served),
         ("activator", str(health), code("health.bindAddress"), served),
@@ -20,7 +25,7 @@ def ports_page() -> str:
             "worker-sidecar",
             str(sidecar),
             code("serverless.sidecar.port"),
-            f"{served}, and `/drain`. The kubelet calls `/drain` before it stops the user's container. `serverless.sidecar.port` is a setting of the controller manager.",
+            f"{served}, and `/drained`. The kubelet calls `/drained` before it stops the user's container. No HTTP request changes the state of the worker. `serverless.sidecar.port` is a setting of the controller manager.",
         ),
         (
             "NATS",

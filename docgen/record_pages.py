@@ -147,6 +147,11 @@ def _case(state: RecordState, termination: Termination | None) -> str:
 
 def _record(state: RecordState, termination: Termination | None) -> InvocationRecord:
     record = InvocationRecord(
-        request_hash="", serverless_request_id="f", enqueued_at=BEFORE, deadline=DEADLINE, updated_at=BEFORE
+        request_hash="",
+        serverless_request_id="f",
+        function_id="f",
+        enqueued_at=BEFORE,
+        deadline=DEADLINE,
+        updated_at=BEFORE,
     )
     return msgspec.structs.replace(record, state=state, termination=termination)

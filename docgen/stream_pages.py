@@ -42,7 +42,7 @@ def _stream(spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _consumers(topology: StreamTopology) -> Iterator[tuple[str, ...]]:
-    for spec in (*topology.shared_consumers(), topology.dispatch_consumer("REQUEST_ID".lower())):
+    for spec in (*topology.shared_consumers(), topology.dispatch_consumer("function_id")):
         yield _consumer(spec)
 
 
@@ -52,7 +52,7 @@ def _consumer(spec: ConsumerSpec) -> tuple[str, ...]:
         if spec.inactive_threshold_seconds
         else "never"
     )
-    show = [text.replace("request_id", "<requestID>") for text in (spec.name, spec.filter_subject or "")]
+    show = [text.replace("function_id", "<functionID>") for text in (spec.name, spec.filter_subject or "")]
     return (
         code(show[0]),
         code(spec.stream),
@@ -72,60 +72,60 @@ def _bucket(topology: StreamTopology) -> str:
 
 
 def _subjects(subjects: Subjects) -> Iterator[tuple[str, ...]]:
-    request = "request-id"
+    function = "function-id"
     rows = (
-        (subjects.invoke(request), "JetStream message", "runtime-api", "activator", "an accepted invocation"),
+        (subjects.invoke(function), "JetStream message", "runtime-api", "activator", "an accepted invocation"),
         (
-            subjects.dispatch(request),
+            subjects.dispatch(function),
             "JetStream message",
             "activator",
             "worker-sidecar",
             "a dispatched invocation, which any worker of the function can pull",
         ),
         (
-            subjects.result(request),
+            subjects.result(function),
             "JetStream message",
             "worker-sidecar, activator, runtime-api",
             "result-store",
             "a result",
         ),
         (
-            subjects.dead_letter(Stream.INVOKE, request),
+            subjects.dead_letter(Stream.INVOKE, function),
             "JetStream message",
             "activator",
             "runtime-api, when an operator requests dead letters",
             "a dead letter from the INVOKE stream",
         ),
         (
-            subjects.dead_letter(Stream.DISPATCH, request),
+            subjects.dead_letter(Stream.DISPATCH, function),
             "JetStream message",
             "worker-sidecar, activator",
             "runtime-api, when an operator requests dead letters",
             "a dead letter from the DISPATCH stream",
         ),
         (
-            subjects.dead_letter(Stream.RESULT, request),
+            subjects.dead_letter(Stream.RESULT, function),
             "JetStream message",
             "result-store",
             "runtime-api, when an operator requests dead letters",
             "a dead letter from the RESULT stream",
         ),
         (
-            subjects.events(request),
+            subjects.events(function, "pod-uid"),
             "NATS message",
             "worker-sidecar",
             "activator",
             "a worker event: registered, heartbeat, started, finished or draining",
         ),
         (
-            subjects.demand(request),
+            subjects.demand(function),
             "NATS message",
             "activator",
             "leading activator",
             "a demand hint: an invocation of the function waits for a worker",
         ),
         (
-            subjects.cancel(request),
+            subjects.cancel(function),
             "NATS message",
             "runtime-api",
             "worker-sidecar, activator",
@@ -136,7 +136,7 @@ def _subjects(subjects: Subjects) -> Iterator[tuple[str, ...]]:
         (subjects.query("results"), "NATS request", "runtime-api", "result-store", "a query for a page of results"),
     )
     for subject, *rest in rows:
-        yield code(subject.replace(request, "<requestID>").replace("pod-uid", "<podUID>")), *rest
+        yield code(subject.replace(function, "<functionID>").replace("pod-uid", "<podUID>")), *rest
     yield (
         code(f"{subjects.state_prefix}.<invocationID>"),
         "NATS message",

@@ -28,7 +28,7 @@ CONFIG = Path(__file__).parents[1] / "config"
 REQUIRED_KEYS = MappingProxyType(
     {
         "controller-manager": "images: {stock: image, placeholder: image}",
-        "worker-sidecar": "{requestID: function, worker: worker, namespace: namespace}",
+        "worker-sidecar": "{functionID: id, requestID: function, worker: worker, namespace: namespace}",
     }
 )
 """Keys without a default. They are not times."""
