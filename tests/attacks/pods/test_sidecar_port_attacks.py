@@ -22,7 +22,7 @@ async def test_sidecar_without_its_port_pulls_no_invocations(nats_account: NatsA
         with taken, pytest.raises(Unavailable, match="cannot listen"):
             await run_worker_sidecar(settings, asyncio.Event())
         assert harness.events == []
-        assert await harness.backlog() == 1
+        await harness.wait_backlog(1)
 
 
 def test_pod_monitor_of_the_sidecars_has_limits() -> None:

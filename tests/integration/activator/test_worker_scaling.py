@@ -28,6 +28,7 @@ from tests.integration.activator.activator_harness import (
 from tests.integration.controller_manager.conftest import UNIT, Object, as_dict
 
 SOURCE_STOCK_UID = "runtime.lokiwager.io/source-stock-uid"
+CLAIMED_BY = "runtime.lokiwager.io/claimed-by"
 
 
 async def test_invocation_of_a_stopped_function_creates_a_worker_from_stock(harness: ActivatorHarness) -> None:
@@ -292,7 +293,9 @@ async def _workers(harness: ActivatorHarness, name: str, count: int) -> bool:
 
 
 async def _has_stock(harness: ActivatorHarness, flavor: str, count: int) -> bool:
-    return len(await harness.list_units(STOCK_NAMESPACE, flavor)) == count
+    """Whether the flavor has `count` stock units. A claimed unit does not count: a handoff will delete it."""
+    stock = await harness.list_units(STOCK_NAMESPACE, flavor)
+    return len(stock) == count and not any(CLAIMED_BY in each["metadata"].get("annotations", {}) for each in stock)
 
 
 async def _in_flight(fleet: SidecarFleet, count: int) -> bool:

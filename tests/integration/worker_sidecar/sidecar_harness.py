@@ -170,9 +170,10 @@ class SidecarHarness:
 
         await eventually(is_last_event, f"the last event is {kind} with {in_flight} in flight")
 
-    async def wait_empty(self) -> None:
+    async def wait_backlog(self, count: int) -> None:
+        """Wait until the dispatch stream has `count` messages. An acknowledged message stays for a moment."""
         async with asyncio.timeout(60):
-            while await self.backlog():  # noqa: ASYNC110 - JetStream sends no event for this
+            while await self.backlog() != count:  # noqa: ASYNC110 - JetStream sends no event for this
                 await asyncio.sleep(0.02)
 
 

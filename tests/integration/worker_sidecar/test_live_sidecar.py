@@ -111,7 +111,7 @@ async def test_response_becomes_result_reply_and_record(scene: SidecarScene, har
         await harness.publish_dispatch("this", mode="sync", reply_to=REPLY_SUBJECT)
         result = await harness.wait_result()
         await eventually(lambda: harness.replies == [result], "the caller receives the same result")
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
         status, text = await running.get("/metrics")
     assert (result.state, result.status_code, result.failure) == (ResultState.SUCCEEDED, 200, None)
     assert (result.body, result.body_bytes, result.body_truncated) == (b'{"did":"this"}', 14, False)
@@ -140,7 +140,7 @@ async def test_unsuccessful_invocation_has_a_failure_class(
     async with scene.sidecar():
         await scene.harness.publish_dispatch(payload, timeout_seconds=timeout_seconds)
         result = await scene.harness.wait_result()
-        await scene.harness.wait_empty()
+        await scene.harness.wait_backlog(0)
     scene.release_call()
     assert result.failure is not None
     assert (result.state, result.failure.failure_class) == expected
@@ -164,7 +164,7 @@ async def test_undecodable_dispatch_is_dead_lettered_with_a_result_if_identifiab
         data, headers = b'{"version": 9, "invocation": {"invocationID": "new"}}', ticket_headers("ticket of new")
         await harness.publisher.publish(OutgoingMessage(subject, data, headers=headers))
         result = await harness.wait_result("new")
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
     assert [(each.failure_class, each.invocation_id) for each in harness.dead_letters] == [
         (FailureClass.BAD_MESSAGE, ""),
         (FailureClass.BAD_MESSAGE, "new"),
@@ -188,7 +188,7 @@ async def test_crashing_invocation_is_retried_up_to_max_attempts(
         await eventually(lambda: harness.replies == [result], "the caller receives the same result")
         await wait_not_ready(running)
         await harness.publish_dispatch("good", "good")
-        assert await harness.backlog() == 1
+        await harness.wait_backlog(1)
         with running_framework(SOURCE, socket_dir):
             survived = await harness.wait_result("good")
     assert result.failure is not None
@@ -204,7 +204,7 @@ async def test_cancel_aborts_the_running_call(scene: SidecarScene, harness: Side
         await scene.wait_call_started()
         await harness.cancel_invocation()
         result = await harness.wait_result()
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
     scene.release_call()
     assert result.state is ResultState.CANCELLED
 
@@ -216,7 +216,7 @@ async def test_invocation_cancelled_before_its_start_is_not_called(
     await harness.cancel_invocation(publish_hint=False)
     async with scene.sidecar():
         result = await harness.wait_result()
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
     assert (result.state, scene.handler_calls) == (ResultState.CANCELLED, [])
 
 
@@ -225,7 +225,7 @@ async def test_cancel_of_a_fresh_dispatch_aborts_the_call(scene: SidecarScene, h
     async with scene.sidecar():
         await harness.publish_dispatch("wait", cancelled=True)
         result = await harness.wait_result()
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
     scene.release_call()
     assert result.state is ResultState.CANCELLED
     assert (await harness.record()).cancel_requested
@@ -236,7 +236,7 @@ async def test_long_call_extends_the_ack_wait(scene: SidecarScene, harness: Side
     async with scene.sidecar(), scene.sidecar():
         await harness.publish_dispatch(4.5)
         result = await harness.wait_result()
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
     assert (result.state, result.attempts) == (ResultState.SUCCEEDED, 1)
 
 
@@ -250,7 +250,7 @@ async def test_invocation_of_a_killed_sidecar_is_redelivered(
     scene.release_call()
     async with scene.sidecar(worker="worker-2"):
         result = await harness.wait_result()
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
     assert (result.state, result.worker, result.attempts) == (ResultState.SUCCEEDED, "worker-2", 2)
     assert (await harness.record()).worker == "worker-2"
 
@@ -264,7 +264,7 @@ async def test_drain_request_is_declined_while_busy_and_final_while_idle(
         declined = await harness.request_drain()
         assert (declined.accepted, declined.in_flight) == (False, 1)
         scene.release_call()
-        await harness.wait_empty()
+        await harness.wait_backlog(0)
         await harness.wait_event(WorkerEventKind.HEARTBEAT, 0)
         accepted = await harness.request_drain()
         assert (accepted.accepted, accepted.in_flight) == (True, 0)
@@ -273,7 +273,7 @@ async def test_drain_request_is_declined_while_busy_and_final_while_idle(
         await harness.wait_event(WorkerEventKind.DRAINING, 0)
         assert (await running.get("/drained")) == (200, "drained\n")
         assert not await running.is_ready()
-        assert await harness.backlog() == 1
+        await harness.wait_backlog(1)
     assert "inv-2" not in harness.results
 
 
@@ -289,7 +289,7 @@ async def test_forced_drain_finishes_running_calls_and_pulls_no_more(
         scene.release_call()
         assert (await harness.wait_result()).state is ResultState.SUCCEEDED
         await wait_drained(harness)
-        assert await harness.backlog() == 1
+        await harness.wait_backlog(1)
     assert "inv-2" not in harness.results
 
 
@@ -314,7 +314,7 @@ async def test_drain_finishes_in_flight_invocations_and_leaves_the_others(
         scene.release_call()
         assert await draining == (200, "drained\n")
         assert (await harness.wait_result()).state is ResultState.SUCCEEDED
-        assert await harness.backlog() == 1
+        await harness.wait_backlog(1)
     assert running.task.done()
 
 
