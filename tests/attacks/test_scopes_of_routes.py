@@ -28,9 +28,10 @@ ROUTES_BY_SCOPE: Mapping[Scope | None, frozenset[str]] = {
     ),
     Scope.OPERATOR: frozenset(
         {"createStockPool", "listStockPools", "getStockPool", "deleteStockPool"}
-        | {"seedStock", "returnStock", "listStockUnits", "withdrawStockUnit", "getInventory", "getJob"}
+        | {"seedStock", "listStockUnits", "withdrawStockUnit", "getInventory", "getJob"}
         | {"listDeadLetters", "getDeadLetter", "deleteDeadLetter", "redriveDeadLetter"}
     ),
+    Scope.WORKER: frozenset({"createWorker", "returnStock"}),
 }
 SCOPE_BY_ROUTE = {route: scope for scope, routes in ROUTES_BY_SCOPE.items() for route in routes}
 ROUTES = [route for group in ROUTE_GROUPS for route in group.routes]

@@ -247,7 +247,7 @@ def _kubeconfig(platform: SystemUnderTest, name: str, user: str) -> Path:
 
 def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) -> SettingsDict:
     token_list_file, token_file = platform.state_dir / "tokens.yaml", platform.state_dir / "token"
-    entry = {"name": "chaos", "token": TOKEN, "scopes": ["operator", "runtime"]}
+    entry = {"name": "chaos", "token": TOKEN, "scopes": ["operator", "runtime", "worker"]}
     token_list_file.write_text(yaml.safe_dump({"tokens": [entry]}))
     token_file.write_text(TOKEN)
     proxies = platform.proxies

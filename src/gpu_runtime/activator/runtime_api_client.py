@@ -9,10 +9,10 @@ import msgspec
 
 from gpu_runtime.activator.settings import RuntimeAPIClientSettings
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.errors import Rejected, RuntimeFault, Unavailable, conflict_from
+from gpu_runtime.contract.errors import NoStock, Rejected, RuntimeFault, TooManyWaiting, Unavailable, conflict_from
 from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS
 
-GPU_UNITS_PATH = "/api/v1/gpu-units"
+WORKERS_PATH = "/api/v1/workers"
 STOCK_RETURNS_PATH = "/api/v1/operator/stock-returns"
 
 
@@ -55,7 +55,7 @@ class RuntimeAPIClient:
         }
         optional = {"access": spec.access, "probes": spec.probes}
         body |= {name: msgspec.to_builtins(value) for name, value in optional.items() if value is not None}
-        return _unit_uid(await self._post(GPU_UNITS_PATH, body))
+        return _unit_uid(await self._post(WORKERS_PATH, body))
 
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None:
         """Return the stock of the worker, which the operation created. The runtime API deletes the worker.
@@ -103,6 +103,8 @@ def fault_from_response(status: int, body: bytes) -> RuntimeFault:
     except JSON_DECODE_ERRORS:
         error = _ErrorBody(message=body[:200].decode(errors="replace"))
     message = f"the runtime API responded with status {status}: {error.message}"
+    if error.code == TooManyWaiting.code:  # the runtime API has found no stock
+        return NoStock(message)
     if status in (429, 503, 504) or status >= 500:
         return Unavailable(message)
     return conflict_from(error.code, message) if status == 409 else Rejected(message)

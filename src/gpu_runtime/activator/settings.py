@@ -35,7 +35,7 @@ class RuntimeAPIClientSettings(BaseSettings, frozen=True, kw_only=True):
     return stock."""
 
     token_file: str = ""
-    """Path of a file with the bearer token for the runtime API. The token needs the scopes runtime and operator. The
+    """Path of a file with the bearer token for the runtime API. The token needs the scope worker. The
     activator reads the file for every request, so the token can be rotated. If the path is empty, requests have no
     token."""
 

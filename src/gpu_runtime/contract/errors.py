@@ -29,6 +29,7 @@ RuntimeFault
 │  └─ StorageInUse        another unit has the storage attached: send the same request again later
 └─ Unavailable            a dependency must recover  → 503 | requeue | nak with delay
    ├─ Overloaded          a rate limit or a queue limit is reached (429)
+   │  └─ TooManyWaiting   no stock exists, and too many operations of the caller wait for stock
    └─ SyncTimeout         no result arrived within the maximum wait of a synchronous caller (504)
 """
 
@@ -185,6 +186,12 @@ class Unavailable(RuntimeFault):
 
 class Overloaded(Unavailable):
     code = "overloaded"
+
+
+class TooManyWaiting(Overloaded):
+    """No stock is available, and too many operations of the caller already wait for stock."""
+
+    code = "too_many_waiting"
 
 
 class SyncTimeout(Unavailable):

@@ -74,6 +74,7 @@ from gpu_runtime.runtime_api.units.routes import UNITS
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
 from gpu_runtime.runtime_api.units.waiting_limit import WaitingLimit
+from gpu_runtime.runtime_api.units.worker_routes import WORKERS
 
 PROCESS_NAME = "runtime-api"
 
@@ -123,6 +124,7 @@ def routes(services: Services) -> Sequence[Route]:
     return (
         *HEALTH.bind(health),
         *UNITS.bind(services.units),
+        *WORKERS.bind(services.units),
         *STORAGES.bind(services.storages),
         *POOLS.bind(services.pools),
         *STOCK_UNITS.bind(services.stock_units),

@@ -14,10 +14,11 @@ from gpu_runtime.runtime_api.stock.stock_returns import STOCK_RETURNS
 from gpu_runtime.runtime_api.stock.stock_units import STOCK_UNITS
 from gpu_runtime.runtime_api.storages.routes import STORAGES
 from gpu_runtime.runtime_api.units.routes import UNITS
+from gpu_runtime.runtime_api.units.worker_routes import WORKERS
 
 ROUTE_GROUPS: Sequence[RouteGroup[Any]] = (
-    *(HEALTH, UNITS, STORAGES, POOLS, STOCK_UNITS, STOCK_RETURNS),
-    *(INVENTORY, JOBS, INVOCATIONS, DEAD_LETTERS),
+    *(HEALTH, UNITS, STORAGES, POOLS, STOCK_UNITS),
+    *(WORKERS, STOCK_RETURNS, INVENTORY, JOBS, INVOCATIONS, DEAD_LETTERS),
 )
 
 

@@ -20,7 +20,7 @@ from gpu_runtime.process.shared_settings import (
 )
 
 NonEmptyName = Annotated[str, Meta(min_length=1, max_length=253)]
-ScopeName = Literal["operator", "runtime"]
+ScopeName = Literal["operator", "runtime", "worker"]
 """The names of all scopes. `http/route.py` explains them."""
 NonEmptyNames = Annotated[tuple[NonEmptyName, ...], Meta(min_length=1)]
 
@@ -112,7 +112,7 @@ class ServiceAccountScopeSettings(BaseSettings, frozen=True, kw_only=True):
     """Name of the service account."""
 
     scopes: Annotated[tuple[ScopeName, ...], Meta(min_length=1)]
-    """Scopes of the service account: operator, runtime or both."""
+    """Scopes of the service account: operator, runtime, worker. Only the activator needs the scope worker."""
 
 
 class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.stock.stock_admission import admit_pool, admit_seed
 from gpu_runtime.runtime_api.storages.storage_admission import admit_storage, apply_resize, storage_request_hash
 from gpu_runtime.runtime_api.units.merge_patch import create_merge_patch
-from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update, extend
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit, admit_worker, apply_update, extend
 
 NAMESPACES = APINamespaceSettings()
 UNIT = GPUUnit(
@@ -45,6 +45,7 @@ def _admit_invocation(body: Any) -> None:
 
 ADMISSIONS: Mapping[str, Callable[[Any], object]] = {
     "createUnit": lambda body: canonical_request(admit_unit(body, NAMESPACES)),
+    "createWorker": lambda body: canonical_request(admit_worker(body, NAMESPACES)),
     "updateUnit": lambda body: create_merge_patch(UNIT.spec, apply_update(UNIT, body)),
     "extendUnit": lambda body: extend(UNIT, body.until),
     "createStorage": lambda body: storage_request_hash(admit_storage(body, NAMESPACES)),
@@ -66,6 +67,7 @@ _IDENTITY = {"operationID": "op-1", "name": "web", "specName": "g1.1", "image": 
 _RECORDS = [{"id": 100_000 + index, "score": 0.25, "text": "a short text"} for index in range(9000)]
 VALID_BODIES: Mapping[str, Any] = {
     "createUnit": _IDENTITY | {"template": _TEMPLATE},
+    "createWorker": _IDENTITY | {"template": _TEMPLATE, "serverless": {"workerOf": "f"}},
     "updateUnit": {"template": _TEMPLATE},
     "extendUnit": {"until": "2030-01-31T12:00:00Z"},
     "createStorage": {"name": "cache", "size": "20Gi"},

@@ -31,7 +31,7 @@ from tests.integration.runtime_api.live_platform import OPERATION, LiveApiProces
 from tests.integration.runtime_api.service_replicas import AdjustableClock
 
 CALLERS = ("flood", "other", "activator")
-SCOPES = ["operator", "runtime"]
+SCOPES = {"flood": ["operator", "runtime"], "other": ["operator", "runtime"], "activator": ["worker"]}
 FLOOD = 150
 
 
@@ -47,7 +47,8 @@ class CallerSessions:
     async def create(self, caller: str, name: str, **fields: Any) -> tuple[int, Object]:
         body = {"operationID": f"make-{name}", "name": name, "specName": name, "image": "python:3.12", **fields}
         headers = {"Authorization": f"Bearer {token(caller)}"}
-        async with self.http.post(self.api.url("/api/v1/gpu-units"), json=body, headers=headers) as response:
+        path = "/api/v1/workers" if caller == "activator" else "/api/v1/gpu-units"
+        async with self.http.post(self.api.url(path), json=body, headers=headers) as response:
             return response.status, dict(await response.json())
 
     async def add_stock(self, flavor: str) -> None:
@@ -72,7 +73,7 @@ def api(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -
     """A runtime API with three callers. No controller manager runs."""
     install_manifests(control_plane)
     folder = tmp_path_factory.mktemp("flooded-api")
-    entries = [{"name": each, "token": token(each), "scopes": SCOPES} for each in CALLERS]
+    entries = [{"name": each, "token": token(each), "scopes": SCOPES[each]} for each in CALLERS]
     (folder / "tokens.yaml").write_text(yaml.safe_dump({"tokens": entries}))
     authentication = {"mode": "required", "tokenFile": str(folder / "tokens.yaml")}
     limits = {"requestsPerSecond": 0, "requestTimeoutSeconds": 240, "shutdownDelaySeconds": 0.3}

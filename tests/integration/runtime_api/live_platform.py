@@ -38,7 +38,7 @@ from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER, ApiPro
 
 STOCK_NAMESPACE, UNIT_NAMESPACE = "runtime-stock", "runtime-instance"
 OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Operation", "operations")
-TOKEN = "one-token-with-both-scopes"  # noqa: S105 - used by tests only
+TOKEN = "one-token-with-all-scopes-of-the-api"  # noqa: S105 - used by tests only
 
 
 class LiveApiProcess(ApiProcess):
@@ -82,7 +82,7 @@ class LivePlatform:
     def _token_file(self) -> Path:
         path = self.folder / "tokens.yaml"
         if not path.exists():
-            entry = {"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime"]}
+            entry = {"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime", "worker"]}
             path.write_text(yaml.safe_dump({"tokens": [entry]}))
         return path
 

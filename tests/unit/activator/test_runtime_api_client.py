@@ -14,3 +14,8 @@ def test_runtime_api_error_responses_map_to_faults() -> None:
     assert isinstance(fault_from_response(400, b'{"error": {"code": "invalid"}}'), Rejected)
     assert isinstance(fault_from_response(503, b""), Unavailable)
     assert isinstance(fault_from_response(429, b"{}"), Unavailable)
+    assert isinstance(fault_from_response(429, b'{"error": {"code": "overloaded"}}'), Unavailable)
+
+
+def test_worker_is_created_without_stock_if_too_many_operations_wait_for_stock() -> None:
+    assert isinstance(fault_from_response(429, b'{"error": {"code": "too_many_waiting"}}'), NoStock)

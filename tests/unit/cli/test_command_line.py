@@ -38,7 +38,7 @@ def test_tokens_create_prints_an_entry_that_accepts_the_token(capsys: pytest.Cap
     parsed = parse_tokens(TokenList(tokens=tuple(yaml.safe_load(printed.out))))
     known = parsed.find(token)
     assert known
-    assert known.caller == Caller("token:shop", frozenset(Scope))
+    assert known.caller == Caller("token:shop", frozenset({Scope.RUNTIME, Scope.OPERATOR}))
     assert known.expires_at
     assert timedelta(days=89) < known.expires_at - datetime.now(UTC) <= timedelta(days=90)
     assert token not in printed.out
@@ -48,7 +48,7 @@ def test_tokens_create_prints_an_entry_that_accepts_the_token(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--name", "a", "--scopes", "root"], "scopes[0]: 'root' is not one of operator, runtime"),
+        (["--name", "a", "--scopes", "root"], "scopes[0]: 'root' is not one of operator, runtime, worker"),
         (["--name", "", "--scopes", "runtime"], "name: expected"),
         (["--name", "a", "--scopes", "runtime", "--expires-in", "soon"], "'soon' is not a time such as 90d"),
         (["--name", "a", "--scopes", "runtime", "--expires-in", "9999999d"], "up to 3650d"),

@@ -125,7 +125,7 @@ def test_deployed_activator_settings_load_and_the_runtime_api_accepts_its_token(
     authentication = load_settings(CONFIG_DIR / "runtime-api" / "settings.yaml", RuntimeAPISettings).authentication
     assert token["serviceAccountToken"]["audience"] in authentication.audiences
     scopes = {(each.namespace, each.name): set(each.scopes) for each in authentication.service_accounts}
-    assert scopes["runtime-system", pod["serviceAccountName"]] == {"operator", "runtime"}
+    assert scopes["runtime-system", pod["serviceAccountName"]] == {"worker"}
 
 
 def test_setting_without_a_docstring_is_rejected() -> None:

@@ -39,9 +39,12 @@ class Scope(StrEnum):
     """A permission of a caller."""
 
     OPERATOR = "operator"
-    """Allows requests for stock, pools, jobs, the inventory and dead letters: all paths below /api/v1/operator."""
+    """Allows requests for stock, pools, jobs, the inventory and dead letters: all paths below /api/v1/operator, except
+    for the return of stock."""
     RUNTIME = "runtime"
     """Allows requests for units, storages and invocations."""
+    WORKER = "worker"
+    """Allows the creation of workers and the return of their stock. Only the activator needs this scope."""
 
 
 @dataclass(frozen=True)

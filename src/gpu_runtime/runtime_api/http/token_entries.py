@@ -34,7 +34,7 @@ class TokenEntry(BaseSettings, frozen=True, kw_only=True):
     """The name of the caller that has the token. Logs, the audit log and the rate limit use this name."""
 
     scopes: Annotated[tuple[ScopeName, ...], Meta(min_length=1)]
-    """The scopes of the caller: operator, runtime or both."""
+    """The scopes of the caller: operator, runtime, worker. Only the activator needs the scope worker."""
 
     token: str = ""
     """The secret token. The model has no constraint for it, because an error message would contain the token."""

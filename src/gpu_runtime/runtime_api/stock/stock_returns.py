@@ -118,7 +118,7 @@ def _no_proof(unit_uid: str, reason: str) -> NoStockToReturn:
     return NoStockToReturn(f"unit {unit_uid} has no stock to return: {reason}; delete the unit")
 
 
-STOCK_RETURNS = RouteGroup[StockReturnService]("Stock", Scope.OPERATOR)
+STOCK_RETURNS = RouteGroup[StockReturnService]("Workers", Scope.WORKER)
 
 RETURN_EXAMPLE: dict[str, Any] = {
     "operationID": "worker-demo-w0-5f2c9e1ab3d04467",

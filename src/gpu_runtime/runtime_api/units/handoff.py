@@ -163,7 +163,7 @@ class Handoff:
     async def _record_operation(self, run: HandoffRun, caller: str) -> Operation:
         """Record the operation with its chosen stock, or find the operation that a duplicate request recorded.
 
-        Raises Overloaded if there is no stock, and too many operations of the caller wait for stock.
+        Raises TooManyWaiting if there is no stock, and too many operations of the caller wait for stock.
         """
         request, stock = run.request, None
         target = OperationTarget(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
@@ -178,7 +178,7 @@ class Handoff:
             raise
 
     async def _check_waiting_limit(self, operation_id: str, caller: str) -> None:
-        """Raise Overloaded if the request would add an operation that waits for stock, and the caller has too many."""
+        """Raise TooManyWaiting if the request would add an operation that waits for stock above the limit."""
         excess = self.waiting_limit.excess(self.informers, caller)
         if excess is not None and await self.driver.store.find(operation_id) is None:
             raise excess

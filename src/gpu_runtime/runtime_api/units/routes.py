@@ -13,6 +13,7 @@ from gpu_runtime.contract.errors import (
     Overloaded,
     QuotaExceeded,
     StorageInUse,
+    TooManyWaiting,
     WriteConflict,
 )
 from gpu_runtime.runtime_api.http.route import (
@@ -32,6 +33,21 @@ UNITS = RouteGroup[UnitService]("GPU units", Scope.RUNTIME)
 
 UNITS_PATH = "/api/v1/gpu-units"
 UNIT_PATH = UNITS_PATH + "/{name}"
+
+CREATE_FAULTS = (
+    NoStock,
+    StorageInUse,
+    OperationReused,
+    Gone,
+    AlreadyExists,
+    DuplicateRequestID,
+    BeingDeleted,
+    QuotaExceeded,
+    AdmissionDenied,
+    WriteConflict,
+    Overloaded,
+    TooManyWaiting,
+)
 
 _WEB_SERVER = {
     "operationID": "unit-demo-001",
@@ -86,19 +102,7 @@ async def list_units(units: UnitService, request: APIRequest[None, ListUnits]) -
     "POST",
     UNITS_PATH,
     {201: UnitView, 200: UnitView},
-    faults=(
-        NoStock,
-        StorageInUse,
-        OperationReused,
-        Gone,
-        AlreadyExists,
-        DuplicateRequestID,
-        BeingDeleted,
-        QuotaExceeded,
-        AdmissionDenied,
-        WriteConflict,
-        Overloaded,
-    ),
+    faults=CREATE_FAULTS,
     examples={"A web server": _WEB_SERVER, "With a storage": _WITH_STORAGE, "A function": _FUNCTION},
 )
 async def create_unit(units: UnitService, request: APIRequest[CreateUnit, NoQuery]) -> APIResponse:

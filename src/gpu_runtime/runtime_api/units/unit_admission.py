@@ -40,6 +40,19 @@ def admit_unit(
     request: CreateUnit, namespaces: APINamespaceSettings, policy: PodPolicy = DEFAULT_POD_POLICY
 ) -> RecordedUnitRequest:
     """Return the normalized request with the configured defaults, as it is recorded. Raises Invalid."""
+    return _admit(request, namespaces, policy, _worker_of_errors(request, is_worker=False))
+
+
+def admit_worker(
+    request: CreateUnit, namespaces: APINamespaceSettings, policy: PodPolicy = DEFAULT_POD_POLICY
+) -> RecordedUnitRequest:
+    """Return the normalized request of a worker, as it is recorded. Raises Invalid."""
+    return _admit(request, namespaces, policy, _worker_of_errors(request, is_worker=True))
+
+
+def _admit(
+    request: CreateUnit, namespaces: APINamespaceSettings, policy: PodPolicy, errors: FieldErrors
+) -> RecordedUnitRequest:
     defaults: dict[str, Any] = {
         "namespace": request.namespace or namespaces.units[0],
         "stock_namespace": request.stock_namespace or namespaces.stock,
@@ -60,6 +73,7 @@ def admit_unit(
         *namespace_errors(admitted.namespace, namespaces.units, "units"),
         *_stock_namespace_errors(admitted.stock_namespace, namespaces),
         *_grade_errors(stock),
+        *errors,
         *unit_errors(spec, UnitRole.ACTIVE, policy=policy),
     )
     return admitted
@@ -75,6 +89,7 @@ def apply_update(unit: GPUUnit, request: UpdateUnit, policy: PodPolicy = DEFAULT
     require_valid(
         *_reservation_errors(spec, request),
         *_request_id_change_errors(spec, desired),
+        *_worker_of_change_errors(spec, desired),
         *lifetime_change_errors(spec, desired),
         *unit_errors(desired, UnitRole.ACTIVE, policy=policy),
     )
@@ -130,6 +145,14 @@ def _grade_errors(stock: StockChoice | None) -> FieldErrors:
         yield FieldError("stock.grades", f"is empty; name at least one of {known}, or omit stock")
 
 
+def _worker_of_errors(request: CreateUnit, *, is_worker: bool) -> FieldErrors:
+    worker_of = request.serverless.worker_of if request.serverless else ""
+    if worker_of and not is_worker:
+        yield FieldError("serverless.workerOf", "is set, but only the activator creates workers; omit it")
+    if is_worker and not worker_of:
+        yield FieldError("serverless.workerOf", "is missing; name the unit of the function")
+
+
 def _reservation_errors(spec: GPUUnitSpec, request: UpdateUnit) -> FieldErrors:
     if request.spec_name not in (UNSET, spec.spec_name):
         yield FieldError("specName", f"cannot be changed from {spec.spec_name}; create a unit of the other flavor")
@@ -146,3 +169,11 @@ def _request_id_change_errors(spec: GPUUnitSpec, desired: GPUUnitSpec) -> FieldE
     if before and after != before:
         text = f"cannot be changed from {before!r}, because its queue may contain invocations; send {before!r}"
         yield FieldError("serverless.requestID", text)
+
+
+def _worker_of_change_errors(spec: GPUUnitSpec, desired: GPUUnitSpec) -> FieldErrors:
+    before = spec.serverless.worker_of if spec.serverless else ""
+    after = desired.serverless.worker_of if desired.serverless else ""
+    if after != before:
+        text = f"cannot be changed from {before!r}, because only the activator creates workers; send {before!r}"
+        yield FieldError("serverless.workerOf", text)

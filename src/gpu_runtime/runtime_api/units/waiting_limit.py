@@ -7,7 +7,7 @@ is approximate.
 
 from dataclasses import dataclass, field
 
-from gpu_runtime.contract.errors import Overloaded
+from gpu_runtime.contract.errors import TooManyWaiting
 from gpu_runtime.contract.operation_rules import OperationProgress, progress_of
 from gpu_runtime.runtime_api.api_informers import CALLER_INDEX, APIInformers
 from gpu_runtime.runtime_api.units.metrics import CreateMetrics, CreateRefusal
@@ -21,7 +21,7 @@ class WaitingLimit:
     max_per_caller: int = DEFAULT_MAX_WAITING_PER_CALLER
     metrics: CreateMetrics = field(default_factory=CreateMetrics)
 
-    def excess(self, informers: APIInformers, caller: str) -> Overloaded | None:
+    def excess(self, informers: APIInformers, caller: str) -> TooManyWaiting | None:
         """Return the fault of a further operation without stock, or None if the caller may have one more."""
         cached = informers.unfinished_operations.store.by_index(CALLER_INDEX, caller)
         waiting = sum(progress_of(each) is OperationProgress.WAITING for each in cached)
@@ -29,6 +29,6 @@ class WaitingLimit:
             return None
         self.metrics.refused.labels(CreateRefusal.TOO_MANY_WAITING.value).inc()
         text = f"no stock is available, and {waiting} operations of {caller} already wait for stock"
-        return Overloaded(
+        return TooManyWaiting(
             f"{text}; repeat the earlier requests, or send this request again later", WAITING_RETRY_SECONDS
         )

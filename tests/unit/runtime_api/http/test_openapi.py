@@ -75,7 +75,8 @@ def test_every_route_has_summary_tag_and_scope(routes: Sequence[Route]) -> None:
         assert route.tag, route.name
         assert route.scope or route.path in OPEN_PATHS, f"{route.name} needs no authentication"
         is_operator_path = route.path.startswith("/api/v1/operator/")
-        assert (route.scope is Scope.OPERATOR) == is_operator_path, route.name
+        if route.scope is not Scope.WORKER:  # the activator uses one path of operators
+            assert (route.scope is Scope.OPERATOR) == is_operator_path, route.name
 
 
 @APIS

@@ -16,7 +16,7 @@ from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS
 from gpu_runtime.kube.meta import ObjectMeta
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
-from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update, extend
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit, admit_worker, apply_update, extend
 
 NAMESPACES = APINamespaceSettings(units=("runtime-instance", "batch"))
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
@@ -368,3 +368,10 @@ def test_update_with_null_is_rejected(field: str) -> None:
 def test_stock_namespace_is_not_allowed_for_units() -> None:
     with pytest.raises(ValueError, match="units must not name runtime-stock"):
         APINamespaceSettings(units=("runtime-stock",))
+
+
+def test_worker_must_name_its_function() -> None:
+    with pytest.raises(Invalid, match=r"serverless\.workerOf: is missing; name the unit of the function"):
+        admit_worker(create(storageMounts=[]), NAMESPACES)
+    worker = create(storageMounts=[], serverless={"enabled": True, "requestID": "f", "workerOf": "f"})
+    assert admit_worker(worker, NAMESPACES).serverless == worker.serverless
