@@ -10,7 +10,6 @@ from docgen.markdown import code, page, table
 from gpu_runtime.contract.crd.gpu_unit import Serverless
 from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.timing import (
-    DELETED_WORKER_TTL_SECONDS,
     TAKEOVER_GRACE_SECONDS,
     TIMING_RULES,
     WORKER_DEADLINE_GRACE_SECONDS,
@@ -183,12 +182,6 @@ def _derived() -> Iterator[tuple[str, ...]]:
         _range([termination_grace(sidecar["drainTimeoutSeconds"])]),
         "the drain timeout, plus 15 s for the exit of the containers. If `spec.template.terminationGracePeriodSeconds` is longer, it applies instead",
         "`terminationGracePeriodSeconds` of the worker pod",
-    )
-    yield (
-        "events of a deleted worker",
-        _range([DELETED_WORKER_TTL_SECONDS]),
-        "the longest termination grace period that a worker can have: the maximum of the drain timeout (86,400 s), plus 15 s",
-        "time for which the activator ignores events from the pod of a deleted unit",
     )
     yield (
         "deadline grace of a worker",

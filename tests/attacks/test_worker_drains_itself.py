@@ -1,7 +1,5 @@
 """A worker drains itself in a loop. Each replacement leaves Operations, which count against the limits of others."""
 
-from datetime import UTC, datetime, timedelta
-
 from gpu_runtime.activator.autoscaler import Worker, WorkerState
 from gpu_runtime.activator.worker_backoff import WorkerBackoff
 from gpu_runtime.activator.worker_liveness import WorkerLiveness
@@ -11,7 +9,6 @@ from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventK
 from gpu_runtime.kube.meta import ObjectKey, ObjectMeta
 
 FUNCTION = ObjectKey("units", "f")
-START = datetime(2026, 11, 16, tzinfo=UTC)
 
 
 def worker_unit(number: int) -> GPUUnit:
@@ -41,7 +38,7 @@ class DrainLoop:
             if requested:
                 self.backoff.record_drain_request(unit)
             self._observe(unit, WorkerEventKind.DRAINING, WorkerState.DRAINING)
-            self.liveness.mark_unit_deleted(unit.metadata.key)
+            self.liveness.remove(unit.metadata.key)
 
     def _observe(self, unit: GPUUnit, kind: WorkerEventKind, state: WorkerState) -> None:
         event = WorkerEvent(
@@ -51,7 +48,6 @@ class DrainLoop:
             namespace="units",
             pod_uid=f"pod-{self.created}",
             sequence=int(self.now) + 1,
-            sent_at=START + timedelta(seconds=self.now),
             in_flight=0,
             concurrency=1,
             heartbeat_seconds=5,

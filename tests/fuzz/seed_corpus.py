@@ -100,7 +100,6 @@ EVENT: Document = {
     "namespace": "runtime-instance",
     "podUID": "unknown-pod",
     "sequence": 3,
-    "sentAt": TIMESTAMP,
     "inFlight": 1,
     "concurrency": 2,
     "invocationID": "inv-1",

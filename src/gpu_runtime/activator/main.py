@@ -62,7 +62,7 @@ from gpu_runtime.process.ticket_key_file import TicketKeyFile
 
 PROCESS_NAME = "activator"
 MAX_CLOCK_DIFFERENCE = timedelta(seconds=60)
-"""Maximum difference between the clocks of two nodes. The activator ignores events with a later time."""
+"""Maximum difference between the clocks of two nodes. The activator ignores events with a higher sequence."""
 RECONCILE_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=10.0)
 
 
@@ -167,27 +167,26 @@ class LeaderComponents:
         if (sender.function_id, sender.pod_uid) != (event.function_id, event.pod_uid) or is_from_the_future(event):
             return
         unit = self.functions.units.store.get(ObjectKey(event.namespace, event.unit))
-        if unit is None or not self._may_send(unit, event):
+        if unit is None or not self._is_sender(unit, event):
             # Ignore events of unknown units, because storing them would need unlimited memory. If the unit of a worker
             # is only missing from the cache, the worker sends another event later.
             return
-        if self.liveness.is_deleted(event):
-            return
-        self.capacity.observe(with_concurrency_of(unit, event))
+        if self.functions.is_served_by(unit, event.function_id):
+            self.capacity.observe(with_concurrency_of(unit, event))
         first = self.liveness.observe(event)
         if first and self.functions.is_worker(unit) and self.is_leader():
             self.metrics.worker_startup.observe(seconds_since(unit.metadata.creation_timestamp))
 
-    def _may_send(self, unit: GPUUnit, event: WorkerEvent) -> bool:
-        """Return whether the event can be from a pod of the unit.
+    def _is_sender(self, unit: GPUUnit, event: WorkerEvent) -> bool:
+        """Return whether the event is from the pod of the unit, which the controller manager recorded in the status.
 
-        The queue of a deleted function is deleted, too. Its workers finish their invocations, so their events are
-        valid.
+        An event that arrives before the status is ignored. This does not delay a cold start: a worker pulls its
+        invocations itself, and repeats its state with the next heartbeat. The queue of a deleted function is deleted,
+        too. Its workers finish their invocations, so their events are valid.
         """
-        status = self.liveness.status_of(unit.metadata.key)
-        is_known_pod = status is not None and status.pod_uid == event.pod_uid
         is_orphan = self.functions.is_worker(unit) and self.functions.function_of(unit) is None
-        return self.functions.is_served_by(unit, event.function_id) or (is_orphan and is_known_pod)
+        is_pod = bool(event.pod_uid) and event.pod_uid == unit.status.pod_uid
+        return is_pod and (is_orphan or self.functions.is_served_by(unit, event.function_id))
 
     def on_demand(self, message: Msg) -> None:
         self.backlog_poller.on_demand(message.subject.rpartition(".")[2])
@@ -327,18 +326,17 @@ def _on_unit_change(
     """Remove the state of a deleted unit, so that a new unit with the same name starts without state."""
     before, after = change.old, change.new
     if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
-        liveness.mark_unit_deleted(before.metadata.key)
+        liveness.remove(before.metadata.key)
         capacity.remove(before.metadata.key)
         reconciler.on_unit_deleted(before.metadata.key)
 
 
 def is_from_the_future(event: WorkerEvent) -> bool:
-    """Return whether the time of the event is too far in the future. Such an event would hide later true events.
+    """Return whether the sequence of the event is too high. Such an event would hide the later events of its pod.
 
     The sequence of a worker starts with its clock in milliseconds and grows more slowly than the clock.
     """
-    latest = utcnow() + MAX_CLOCK_DIFFERENCE
-    return event.sent_at > latest or event.sequence > latest.timestamp() * 1000
+    return event.sequence > (utcnow() + MAX_CLOCK_DIFFERENCE).timestamp() * 1000
 
 
 def with_concurrency_of(unit: GPUUnit, event: WorkerEvent) -> WorkerEvent:

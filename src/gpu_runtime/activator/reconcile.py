@@ -269,11 +269,12 @@ class FunctionReconciler:
         return True
 
     async def _drain_confirmed(self, worker: Worker, *, force: bool = False) -> bool:
-        status = self.liveness.status_of(worker.unit.metadata.key)
-        if status is None or not status.pod_uid:
+        """Drain the recorded pod of the worker. Another pod must not confirm that the worker may be deleted."""
+        status, pod_uid = self.liveness.status_of(worker.unit.metadata.key), worker.unit.status.pod_uid
+        if status is None or not pod_uid or status.pod_uid != pod_uid:
             return False
         self.worker_backoff.record_drain_request(worker.unit)
-        response = await self.lifecycle.drain(worker.unit, status.pod_uid, force=force)
+        response = await self.lifecycle.drain(worker.unit, pod_uid, force=force)
         return response is not None and response.accepted and response.in_flight == 0
 
     def _record_states(self, key: ObjectKey, states: Counter[WorkerState]) -> None:

@@ -5,10 +5,8 @@ Every replica stores the events, so a new leader knows the state of the workers 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
-from gpu_runtime.contract.timing import DELETED_WORKER_TTL_SECONDS
 from gpu_runtime.kube.meta import ObjectKey
 
 
@@ -18,7 +16,6 @@ class WorkerStatus:
 
     pod_uid: str
     sequence: int
-    event_time: datetime
     first_seen: float
     """When this process received the first event of this pod."""
     last_seen: float
@@ -33,10 +30,10 @@ class WorkerStatus:
 
 
 def apply_event(status: WorkerStatus | None, event: WorkerEvent, now: float) -> WorkerStatus:
-    """Return the status after an event. Ignore an event that is older than the status."""
+    """Return the status after an event of the unit's pod. Ignore an event that is older than the status."""
     same_pod = status if status is not None and status.pod_uid == event.pod_uid else None
-    if status is not None and (event.sequence < status.sequence if same_pod else event.sent_at < status.event_time):
-        return status
+    if same_pod is not None and event.sequence < same_pod.sequence:
+        return same_pod
     had_work = event.kind in (WorkerEventKind.STARTED, WorkerEventKind.FINISHED)
     idle_before = same_pod.idle_since if same_pod and not had_work else None
     # A restarted sidecar has the same pod UID. It registers when it accepts invocations again.
@@ -44,7 +41,6 @@ def apply_event(status: WorkerStatus | None, event: WorkerEvent, now: float) -> 
     return WorkerStatus(
         pod_uid=event.pod_uid,
         sequence=event.sequence,
-        event_time=event.sent_at,
         first_seen=same_pod.first_seen if same_pod else now,
         last_seen=now,
         in_flight=event.in_flight,
@@ -58,44 +54,22 @@ class WorkerLiveness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._statuses: dict[ObjectKey, WorkerStatus] = {}
-        self._deleted_at: dict[str, float] = {}
-        """Time of the deletion of a unit, by the UID of its pod. The oldest deletion is first."""
         self.subscribed_at = clock()
         """When this process began to receive events. It cannot know which events workers sent before this time."""
 
     def observe(self, event: WorkerEvent) -> bool:
         """Store an event. Return whether it is the first event of this pod."""
-        now = self._clock()
-        if self.is_deleted(event):
-            return False
         key = ObjectKey(event.namespace, event.unit)
         before = self._statuses.get(key)
-        self._statuses[key] = after = apply_event(before, event, now)
+        self._statuses[key] = after = apply_event(before, event, self._clock())
         return before is None or before.pod_uid != after.pod_uid
-
-    def is_deleted(self, event: WorkerEvent) -> bool:
-        """Return whether the event is from the pod of a deleted unit."""
-        deleted_at = self._deleted_at.get(event.pod_uid)
-        return deleted_at is not None and self._clock() - deleted_at < DELETED_WORKER_TTL_SECONDS
 
     def status_of(self, unit: ObjectKey) -> WorkerStatus | None:
         return self._statuses.get(unit)
 
     def remove(self, unit: ObjectKey) -> None:
-        """Remove the status of a unit whose pod was stopped. The unit's next pod starts without a status."""
+        """Remove the status of a unit that was stopped or deleted. The next pod starts without a status."""
         self._statuses.pop(unit, None)
-
-    def mark_unit_deleted(self, unit: ObjectKey) -> None:
-        """Remove the status of a deleted unit and ignore further events of its pod.
-
-        The pod may run for some seconds after the deletion. Its events must not change the status of a new unit with
-        the same name.
-        """
-        now, status = self._clock(), self._statuses.pop(unit, None)
-        if status is not None and status.pod_uid:
-            self._deleted_at[status.pod_uid] = now
-        while self._deleted_at and now - next(iter(self._deleted_at.values())) > DELETED_WORKER_TTL_SECONDS:
-            del self._deleted_at[next(iter(self._deleted_at))]
 
     def mark_subscribed(self) -> None:
         """Record that NATS is connected again. Events that workers sent during the interruption are lost."""

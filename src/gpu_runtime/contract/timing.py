@@ -69,13 +69,6 @@ def termination_grace(drain_timeout_seconds: float) -> int:
     return round(drain_timeout_seconds) + EXTRA_TERMINATION_GRACE_SECONDS
 
 
-DELETED_WORKER_TTL_SECONDS = float(termination_grace(MAX_TERMINATION_GRACE_SECONDS))
-"""Seconds for which the activator ignores events from the pod of a deleted unit.
-
-The pod ends within this time, whatever its grace period is. Until then, it sends events.
-"""
-
-
 def queue_expiry_grace(invoke_ack_wait_seconds: float) -> timedelta:
     """Return how long after the deadline the runtime API may end an invocation that no other process has ended.
 

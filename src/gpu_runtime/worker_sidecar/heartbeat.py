@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
@@ -113,7 +112,6 @@ class HeartbeatPublisher:
             namespace=self._settings.namespace,
             pod_uid=self._pod_uid,
             sequence=self._sequence,
-            sent_at=datetime.now(UTC),
             in_flight=self._in_flight(),
             concurrency=self._settings.concurrency,
             heartbeat_seconds=self._settings.heartbeat_seconds,

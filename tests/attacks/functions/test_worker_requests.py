@@ -23,7 +23,9 @@ SPECS: dict[str, Any] = {
 def test_request_for_a_unit_with_worker_of_is_rejected() -> None:
     body = {"operationID": "steal", "name": "victim-w0", "specName": "g1.1", "image": "thief"}
     request = msgspec.convert(body | {"serverless": WORKER_OF_VICTIM}, CreateUnit)
-    with pytest.raises(Invalid, match=r"^serverless\.workerOf: is set, but only the activator creates workers; omit it$"):
+    with pytest.raises(
+        Invalid, match=r"^serverless\.workerOf: is set, but only the activator creates workers; omit it$"
+    ):
         admit_unit(request, APINamespaceSettings())
 
 

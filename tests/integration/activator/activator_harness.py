@@ -358,6 +358,7 @@ class FakeSidecar:
             harness.nats, topology.dispatch_consumer(self.function_id), self._handle, _no_dead_letter, options
         )
         async with serve_requests(harness.nats, topology.subjects.control(self.pod_uid), self._answer_drain):
+            await self.record_pod()
             await self.publish_event(WorkerEventKind.REGISTERED)
             tasks = [asyncio.create_task(consumer.run(self._stopping)), asyncio.create_task(self._send_heartbeats())]
             try:
@@ -366,6 +367,14 @@ class FakeSidecar:
                 self.may_finish.set()
                 self._stopping.set()
                 await asyncio.wait(tasks)
+
+    async def record_pod(self) -> None:
+        """Write the pod into the status of the unit, as the controller manager does, if the unit exists."""
+        patch = {"status": {"podUID": self.pod_uid}}
+        with suppress(ApiError):
+            await self.harness.kube.patch(
+                UNIT.Status, self.unit, patch, namespace=UNIT_NAMESPACE, patch_type=PatchType.MERGE
+            )
 
     async def publish_event(self, kind: WorkerEventKind) -> None:
         self._sequence += 1
@@ -376,7 +385,6 @@ class FakeSidecar:
             namespace=UNIT_NAMESPACE,
             pod_uid=self.pod_uid,
             sequence=self._sequence,
-            sent_at=now(),
             in_flight=self.in_flight,
             concurrency=self.concurrency,
         )

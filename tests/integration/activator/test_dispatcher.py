@@ -55,13 +55,24 @@ async def test_invocation_is_dispatched_and_its_record_is_updated(harness: Activ
         await until(lambda: _is_invoke_stream_empty(harness, "echo"), "the INVOKE stream is empty")
 
 
+async def register_worker(harness: ActivatorHarness, activator: Activator, name: str) -> None:
+    """Send one event of the function's own unit, after the activator knows the pod of the unit."""
+    sidecar, key = FakeSidecar(harness, name, name), ObjectKey(UNIT_NAMESPACE, name)
+    await sidecar.record_pod()
+
+    async def is_pod_known() -> bool:
+        unit = activator.functions.units.store.get(key)
+        return unit is not None and unit.status.pod_uid == sidecar.pod_uid
+
+    await until(is_pod_known, "the activator knows the pod")
+    await sidecar.publish_event(WorkerEventKind.REGISTERED)
+    await until(lambda: _is_observed(activator, key), "an event of the worker was received")
+
+
 async def test_dispatch_to_a_free_worker_skips_the_record_update(harness: ActivatorHarness) -> None:
     await harness.create_function("warm", maxWorkers=1)
     async with harness.activator() as activator:
-        await FakeSidecar(harness, "warm", "warm").publish_event(WorkerEventKind.REGISTERED)
-        await until(
-            lambda: _is_observed(activator, ObjectKey(UNIT_NAMESPACE, "warm")), "an event of the worker was received"
-        )
+        await register_worker(harness, activator, "warm")
         sent = [await harness.accept_invocation("warm") for _ in range(2)]
         await until(lambda: _has_backlog(harness, "warm", 2), "both invocations were dispatched")
         states = [(await harness.record(each.invocation_id)).state for each in sent]
@@ -73,10 +84,7 @@ async def test_dispatch_to_a_free_worker_skips_the_record_update(harness: Activa
 async def test_cancel_after_a_dispatch_without_record_update_ends_as_cancelled(harness: ActivatorHarness) -> None:
     await harness.create_function("warm", maxWorkers=1)
     async with harness.activator() as activator:
-        await FakeSidecar(harness, "warm", "warm").publish_event(WorkerEventKind.REGISTERED)
-        await until(
-            lambda: _is_observed(activator, ObjectKey(UNIT_NAMESPACE, "warm")), "an event of the worker was received"
-        )
+        await register_worker(harness, activator, "warm")
         sent = await harness.accept_invocation("warm")
         await until(lambda: _has_backlog(harness, "warm", 1), "the invocation was dispatched")
         await harness.cancel_invocation(sent)

@@ -12,12 +12,16 @@ MOUNT = StorageMount(name="models", mount_path="/models")
 
 
 def unit(name: str, *, worker_of: str = "", phase: str | None = None, mounts: bool = False, **options: Any) -> GPUUnit:
-    """Build a unit. `serverless` has fields of spec.serverless; all other options are fields of the metadata."""
+    """Build a unit. `serverless` has fields of spec.serverless, and `pod_uid` is a field of the status.
+
+    All other options are fields of the metadata.
+    """
+    pod_uid = options.pop("pod_uid", None)
     serverless = Serverless(enabled=True, request_id="f", worker_of=worker_of, **options.pop("serverless", {}))
     annotations = options.pop("annotations", {})
     metadata = ObjectMeta(name=name, namespace="units", uid=f"uid-{name}", annotations=annotations, **options)
     spec = GPUUnitSpec(spec_name="g1.1", serverless=serverless, storage_mounts=(MOUNT,) if mounts else ())
-    return GPUUnit(metadata=metadata, spec=spec, status=GPUUnitStatus(phase=phase))
+    return GPUUnit(metadata=metadata, spec=spec, status=GPUUnitStatus(phase=phase, pod_uid=pod_uid))
 
 
 def queue(*workers: GPUUnit) -> FunctionQueue:

@@ -1,6 +1,5 @@
 """The autoscaler computes the number of workers and decides which workers to create, drain, retire, start or stop."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -158,7 +157,7 @@ def test_stopping_function_is_not_started(phase: str, starts: bool) -> None:
 
 
 def worker_status(*, draining: bool = False, heartbeat_seconds: float = 1) -> WorkerStatus:
-    return WorkerStatus("one", 1, datetime(2026, 1, 1, tzinfo=UTC), 0, 0, 0, 0, heartbeat_seconds, draining)
+    return WorkerStatus("one", 1, 0, 0, 0, 0, heartbeat_seconds, draining)
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,18 @@ class BusyWorkerLifecycle:
 
 
 async def requests_after(
-    seconds: float, *events: WorkerEvent, phase: str | None = None, dispatch_ack_wait_seconds: float = 60
+    seconds: float,
+    *events: WorkerEvent,
+    phase: str | None = None,
+    dispatch_ack_wait_seconds: float = 60,
+    pod_uid: str | None = "one",
 ) -> list[str]:
     """Return what the leader requests this time after it subscribed and received the events."""
     client: Any = SimpleNamespace(with_options=lambda **_: None)
     clock, functions, lifecycle = Clock(), FunctionLister(client, "stock"), BusyWorkerLifecycle()
     functions.cache_is_fresh = lambda: True  # type: ignore[method-assign]
-    worker, liveness, unused = unit(KEY.name, worker_of="f", phase=phase), WorkerLiveness(clock), cast(Any, None)
+    worker = unit(KEY.name, worker_of="f", phase=phase, pod_uid=pod_uid)
+    liveness, unused = WorkerLiveness(clock), cast(Any, None)
     for each in events:
         liveness.observe(each)
     clock.now = seconds
@@ -88,3 +93,9 @@ async def test_worker_without_an_event_is_retired_after_the_ack_wait() -> None:
 async def test_silent_worker_is_retired_after_the_liveness_timeout() -> None:
     assert await requests_after(599, event("registered", 1)) == ["drain one False"]
     assert await requests_after(601, event("registered", 1)) == ["retire f-w0"]
+
+
+@pytest.mark.parametrize("pod_uid", [None, "two"], ids=["no pod", "a new pod"])
+async def test_drain_request_is_sent_only_to_the_recorded_pod(pod_uid: str | None) -> None:
+    """Another pod must not confirm that the worker may be deleted. The activator waits for an event of the new pod."""
+    assert await requests_after(1, event("draining", 1), pod_uid=pod_uid) == []

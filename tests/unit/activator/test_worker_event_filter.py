@@ -27,7 +27,7 @@ def observe_events(*events: WorkerEvent) -> tuple[WorkerLiveness, FunctionCapaci
     client: Any = SimpleNamespace(with_options=lambda **_: None)
     functions, liveness, capacity = FunctionLister(client, "stock"), WorkerLiveness(Clock()), FunctionCapacity(Clock())
     functions.units.store.put(unit("f"))
-    recorded = unit(KEY.name, worker_of="f")
+    recorded = unit(KEY.name, worker_of="f", pod_uid="one")
     functions.units.store.put(recorded)
     functions.queues.store.put(queue(recorded))
     leader = LeaderComponents(UNUSED, SUBJECTS, liveness, capacity, functions, UNUSED, UNUSED, UNUSED, lambda: False)

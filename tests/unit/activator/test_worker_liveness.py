@@ -1,7 +1,5 @@
 """Worker liveness follows the events of workers. The backoff of a function follows the failures of its workers."""
 
-from datetime import UTC, datetime, timedelta
-
 from msgspec import structs
 
 from gpu_runtime.activator.autoscaler import WorkerState
@@ -9,12 +7,10 @@ from gpu_runtime.activator.worker_backoff import WorkerBackoff
 from gpu_runtime.activator.worker_liveness import WorkerLiveness
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
-from gpu_runtime.contract.timing import DELETED_WORKER_TTL_SECONDS, DRAIN_TIMEOUT_SECONDS, termination_grace
 from gpu_runtime.kube.meta import ObjectKey
 from tests.unit.activator.activator_objects import worker
 
 KEY = ObjectKey("units", "f-w0")
-BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Clock:
@@ -25,7 +21,7 @@ class Clock:
         return self.now
 
 
-def event(kind: str, sequence: int, in_flight: int = 0, pod_uid: str = "one", at: float = 0) -> WorkerEvent:
+def event(kind: str, sequence: int, in_flight: int = 0, pod_uid: str = "one") -> WorkerEvent:
     return WorkerEvent(
         kind=WorkerEventKind(kind),
         function_id="id-f",
@@ -33,7 +29,6 @@ def event(kind: str, sequence: int, in_flight: int = 0, pod_uid: str = "one", at
         namespace=KEY.namespace,
         pod_uid=pod_uid,
         sequence=sequence,
-        sent_at=BEGIN + timedelta(seconds=at),
         in_flight=in_flight,
     )
 
@@ -99,7 +94,7 @@ def test_draining_lasts_until_the_next_pod_registers() -> None:
     status = liveness_after(*events).status_of(KEY)
     assert status
     assert status.draining
-    successor = liveness_after(*events, (3, event("registered", 1, pod_uid="two", at=5))).status_of(KEY)
+    successor = liveness_after(*events, (3, event("registered", 1, pod_uid="two"))).status_of(KEY)
     assert successor
     assert (successor.pod_uid, successor.draining) == ("two", False)
 
@@ -110,46 +105,13 @@ def test_restarted_sidecar_in_the_same_pod_is_no_longer_draining() -> None:
     assert not status.draining
 
 
-def test_late_event_of_the_previous_pod_does_not_change_the_new_pod() -> None:
-    status = liveness_after(
-        (1, event("registered", 1, pod_uid="two", at=5)), (2, event("draining", 9, pod_uid="one", at=4))
-    ).status_of(KEY)
-    assert status
-    assert (status.pod_uid, status.draining) == ("two", False)
-
-
-def test_events_of_a_deleted_units_pod_do_not_count_for_the_next_unit() -> None:
-    liveness = liveness_after((1, event("draining", 1)))
-    liveness.mark_unit_deleted(KEY)
-    assert not liveness.observe(event("draining", 2, at=5))
-    assert liveness.status_of(KEY) is None
-    assert liveness.observe(event("registered", 1, pod_uid="two", at=3))  # the clock of its node is behind
+def test_next_pod_of_a_removed_unit_starts_without_a_status() -> None:
+    liveness = liveness_after((1, event("draining", 9)))
+    liveness.remove(KEY)
+    assert liveness.observe(event("registered", 1, pod_uid="two"))
     status = liveness.status_of(KEY)
     assert status
     assert (status.pod_uid, status.draining) == ("two", False)
-
-
-def test_events_of_a_deleted_units_pod_do_not_count_while_the_pod_drains() -> None:
-    clock = Clock()
-    liveness = WorkerLiveness(clock)
-    liveness.observe(event("started", 1, in_flight=1))
-    liveness.mark_unit_deleted(KEY)
-    liveness.observe(event("registered", 1, pod_uid="two"))
-    clock.now = termination_grace(DRAIN_TIMEOUT_SECONDS) - 1
-    liveness.observe(event("draining", 2, in_flight=1, at=clock.now))
-    status = liveness.status_of(KEY)
-    assert status
-    assert (status.pod_uid, status.draining) == ("two", False)
-
-
-def test_deleted_workers_are_evicted_after_the_ttl() -> None:
-    clock = Clock()
-    liveness = WorkerLiveness(clock)
-    for number in range(3):
-        clock.now = number * 1.1 * DELETED_WORKER_TTL_SECONDS
-        liveness.observe(event("registered", 1, pod_uid=f"pod-{number}", at=clock.now))
-        liveness.mark_unit_deleted(KEY)
-    assert list(liveness._deleted_at) == ["pod-2"]
 
 
 def test_backoff_grows_with_worker_failures_and_resets_on_success() -> None:

@@ -127,7 +127,6 @@ POPULATED: dict[str, Message] = {
         namespace="runtime-instance",
         pod_uid="8c1e",
         sequence=1_794_830_400_123,
-        sent_at=STARTED,
         in_flight=1,
         concurrency=4,
         heartbeat_seconds=2.5,

@@ -89,6 +89,38 @@ def test_stock_and_units_without_ports_have_no_address(found: Any) -> None:
     assert (status.access_url, status.service_name) == (None, None)
 
 
+FUNCTION = {"enabled": True, "requestID": "f"}
+OLD_POD = pod("old", created="2026-01-01T00:00:00Z")
+NEW_POD = pod("new", created="2026-01-01T00:00:01Z")
+ENDED_POD = pod("ended", created="2026-01-01T00:00:02Z", phase="Failed")
+TERMINATING_POD = pod("terminating", created="2026-01-01T00:00:03Z", deleted="2026-01-01T00:00:04Z")
+
+
+@pytest.mark.parametrize(
+    ("pods", "uid"),
+    [
+        ((), None),
+        ((OLD_POD,), "uid-of-old"),
+        ((NEW_POD, OLD_POD), "uid-of-new"),
+        ((TERMINATING_POD, OLD_POD), "uid-of-old"),
+        ((TERMINATING_POD,), "uid-of-terminating"),
+        ((ENDED_POD, OLD_POD), "uid-of-old"),
+        ((ENDED_POD,), None),
+    ],
+    ids=["none", "one", "two", "replaced", "terminating", "evicted and replaced", "evicted"],
+)
+def test_status_of_a_worker_has_the_uid_of_its_pod(pods: Any, uid: str | None) -> None:
+    found = observed_unit(unit(serverless=FUNCTION), deployment=running_deployment(), pods=pods)
+    status = unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes(), is_built=True)
+    assert status.pod_uid == uid
+
+
+def test_status_of_a_unit_without_function_has_no_pod_uid() -> None:
+    """The pod of such a unit sends no events, and the status would be written once more for each unit."""
+    found = observed_unit(unit(), deployment=running_deployment(), pods=(OLD_POD,))
+    assert unit_status.status_of(found, unit_status.readiness(found), NOW, RunTimes(), is_built=True).pod_uid is None
+
+
 def test_pool_status_counts_replicas() -> None:
     found = observed_pool(pool(replicas=3, template={"ports": PORTS}), deployment=running_deployment(2))
     status = pool_status.status_of(found, pool_status.readiness(found), NOW, is_built=True)

@@ -306,7 +306,6 @@ class ServerlessPlane:
                         function_id=function_id,
                         unit="worker",
                         namespace="n",
-                        sent_at=self.now(),
                         in_flight=self.framework.rng.randint(0, 1),
                     )
                 )

@@ -263,6 +263,10 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
     pod: PodRecord | None = None
     """How the platform built the pod of the unit."""
 
+    pod_uid: str | None = field(default=None, name="podUID")
+    """The UID of the pod that runs invocations. The activator accepts worker events only from this pod, and sends drain
+    requests only to this pod. The field is absent if the unit serves no function or has no pod."""
+
     conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from gpu_runtime.contract.messages.message_codec import Instant, Message
+from gpu_runtime.contract.messages.message_codec import Message
 from gpu_runtime.contract.timing import HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS
 
 HeartbeatSeconds = Annotated[float, Meta(gt=0, le=MAX_HEARTBEAT_SECONDS)]
@@ -43,7 +43,6 @@ class WorkerEvent(Message, frozen=True, kw_only=True):
     sequence: Annotated[int, Meta(ge=0)] = 0
     """Counts the events of one pod, so that the activator can ignore an older event that arrives later."""
 
-    sent_at: Instant
     in_flight: Annotated[int, Meta(ge=0)] = 0
     """The number of running invocations, including the invocation of this event if it is still running."""
 

@@ -55,8 +55,22 @@ def status_of(
         stops_at=format_time(stops_at(observed.unit.spec, run)) if ends else None,
         deletes_at=format_time(deletes_at(observed.unit)) if ends else None,
         pod=new_record(unit_build(observed), metadata) if is_built else before.pod,
+        pod_uid=_worker_pod_uid(observed),
         conditions=with_ready_condition(before.conditions, result, metadata.generation, now),
     )
+
+
+def _worker_pod_uid(observed: ObservedUnit) -> str | None:
+    """Return the UID of the pod that runs invocations. If Kubernetes replaces the pod, the new pod counts."""
+    if not observed.unit.spec.serves_function or observed.role is not UnitRole.ACTIVE:
+        return None
+    running = [pod.metadata for pod in observed.pods if not pod.has_ended]
+    newest = max(
+        running,
+        key=lambda pod: (pod.deletion_timestamp is None, pod.creation_timestamp or "", pod.uid),
+        default=None,
+    )
+    return newest.uid if newest else None
 
 
 def is_available(deployment: RawDeployment | None) -> bool:

@@ -66,7 +66,7 @@ MESSAGES: dict[str, Message] = {
         b"\x89PNG",
     ),
     "failed result": dead_lettered_result(invocation(), BROKEN, LATER),
-    "event": WorkerEvent(kind=WorkerEventKind.STARTED, function_id="doubling", unit="w", sent_at=NOW),
+    "event": WorkerEvent(kind=WorkerEventKind.STARTED, function_id="doubling", unit="w"),
     "dead letter": DeadLetterBuilder(Subjects(), Stream.DISPATCH, worker_message_id).build(
         delivery(bytes(range(256))), BROKEN, LATER
     ),

@@ -104,7 +104,10 @@ INVALID_ENTRIES: dict[str, tuple[Any, str]] = {
         {"name": "a", "token": ALICE, "scopes": ["root"]},
         r"tokens\[0\]\.scopes\[0\]: 'root' is not one of operator, runtime, worker",
     ),
-    "a token as a scope": ({"name": "a", "token": BOB, "scopes": [ALICE]}, r"'\.\.\.' is not one of operator, runtime, worker"),
+    "a token as a scope": (
+        {"name": "a", "token": BOB, "scopes": [ALICE]},
+        r"'\.\.\.' is not one of operator, runtime, worker",
+    ),
     "a token as a name": ({"name": ALICE * 10, "token": BOB, "scopes": ["runtime"]}, r"tokens\[0\]\.name: expected"),
     "no scope": ({"name": "a", "token": ALICE, "scopes": []}, r"tokens\[0\]\.scopes: expected"),
     "an unknown key": (
