@@ -20,7 +20,8 @@ from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
 from gpu_runtime.kube.meta import ObjectKey
-from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
+from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.retry_decision import ServedFunction
 from tests.unit.activator.activator_objects import queue, unit
@@ -168,7 +169,14 @@ async def test_dispatch_of_another_function_is_not_run() -> None:
         ServedFunction("id-a", "a"), "a-w0", SUBJECTS, 3, Backoff(initial_seconds=1, max_seconds=1), 1000
     )
     handler = DispatchHandler(
-        UNUSED, UNUSED, UNUSED, UNUSED, UNUSED, CancellationRegistry(), SidecarMetrics(CollectorRegistry()), options
+        UNUSED,
+        UNUSED,
+        UNUSED,
+        UNUSED,
+        UNUSED,
+        CancellationRegistry(UNUSED),
+        SidecarMetrics(CollectorRegistry()),
+        options,
     )
     delivery = Delivery(SUBJECTS.dispatch("id-b"), encode(dispatch), {}, "DISPATCH", 1, 1, NOW)
     assert isinstance(await handler.handle(delivery), DeadLetterDelivery)

@@ -27,6 +27,8 @@ class BacklogPoller:
     on_stopped_leading: Callable[[], None]
     """Called when this process stops being the leader."""
     _counts: dict[str, int] = field(default_factory=dict)
+    _demand_at: dict[str, float] = field(default_factory=dict)
+    """When the last demand message took effect immediately, by functionID."""
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -43,15 +45,20 @@ class BacklogPoller:
     def on_demand(self, function_id: str) -> None:
         """Enqueue the function of a demand message now, and a second time after the demand interval.
 
-        The second reconciliation also sees the invocations of the same burst whose demand messages were skipped.
+        The second reconciliation also sees the invocations of the same burst whose demand messages were skipped. Within
+        the interval, further messages cause no other reconciliation, because a forged flood would keep the leader busy.
         """
-        function = self.functions.by_id(function_id)
-        if function is not None:
-            self.backlog.invalidate(function_id)
+        function, now = self.functions.by_id(function_id), self.backlog.clock()
+        if function is None:
+            return
+        self.backlog.invalidate(function_id)
+        if now - self._demand_at.get(function_id, -DEMAND_INTERVAL_SECONDS) >= DEMAND_INTERVAL_SECONDS:
+            self._demand_at[function_id] = now
             self.enqueue(function.metadata.key, 0.0)
-            self.enqueue(function.metadata.key, 1.5 * DEMAND_INTERVAL_SECONDS)
+        self.enqueue(function.metadata.key, 1.5 * DEMAND_INTERVAL_SECONDS)
 
     async def _poll(self) -> None:
+        self._demand_at = {each: at for each, at in self._demand_at.items() if self.functions.by_id(each) is not None}
         counts = await self.backlog.read_all()
         if counts is None:
             return

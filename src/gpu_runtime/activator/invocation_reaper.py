@@ -23,6 +23,7 @@ from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation import invocation_id_errors
 from gpu_runtime.contract.messages.invocation_messages import check_ticket, dispatched_record, read_dispatch
 from gpu_runtime.contract.messages.invocation_record import (
     Abandoned,
@@ -67,6 +68,10 @@ ACKNOWLEDGED_SCAN_INTERVAL = timedelta(seconds=10)
 
 A NATS server leaves such messages only if its disk was full.
 """
+MIN_PAUSE_SECONDS = 0.05
+"""Pause between two passes, so that a flood of cancel messages does not cause passes without a pause."""
+MAX_PENDING_CANCELS = 10_000
+"""Maximum number of cancel messages that wait for the next pass."""
 MAX_STALE_DEADLINES = 1000
 """Limit for deadlines of finished invocations in the queue.
 
@@ -121,6 +126,7 @@ class InvocationReaper:
         except JetStreamError as error:
             fields = {"stream": self._stream_name, "error": str(error)}
             logger.warning("invocation reaper pass failed; the reaper will retry in the next pass", extra=fields)
+        await asyncio.sleep(min(MIN_PAUSE_SECONDS, self.settings.poll_interval_seconds))
         await is_set_within(self._wake, self.settings.poll_interval_seconds)
         self._wake.clear()
 
@@ -129,8 +135,13 @@ class InvocationReaper:
         self._wake.set()
 
     def cancel(self, invocation_id: str) -> None:
-        """End an invocation that its caller cancelled. The next pass, which starts immediately, does the work."""
-        if self._running:
+        """End an invocation soon if its record says that its caller cancelled it.
+
+        Other senders may be able to publish cancel messages, so their number and size are limited. If the reaper
+        ignores a message, the worker that receives the dispatch ends the invocation.
+        """
+        is_full = len(self._cancelled) >= MAX_PENDING_CANCELS
+        if self._running and not is_full and not any(invocation_id_errors(invocation_id)):
             self._cancelled.add(invocation_id)
             self._wake.set()
 

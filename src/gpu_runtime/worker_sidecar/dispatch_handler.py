@@ -52,6 +52,7 @@ from gpu_runtime.jetstream.delivery import (
 )
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, is_transient
 from gpu_runtime.worker_sidecar import framework_response
+from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry, InvocationCancelled
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_connections import ResponseSlot
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
@@ -89,42 +90,6 @@ class DispatchHandlerOptions:
     backoff: Backoff
     max_body_bytes: int
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
-
-
-class InvocationCancelled(Exception):
-    """The caller cancelled the invocation while it was in flight."""
-
-
-class CancellationRegistry:
-    """Aborts an invocation that is in flight on this worker when its caller cancels it."""
-
-    def __init__(self) -> None:
-        self._scopes: dict[str, asyncio.Timeout] = {}
-        """The timeout scope that aborts each invocation in flight, by invocationID."""
-
-    @asynccontextmanager
-    async def cancellable(self, invocation_id: str) -> AsyncIterator[None]:
-        """Run a block that `cancel` can abort.
-
-        `cancel` cancels the awaitable that the block awaits. The context manager then raises InvocationCancelled.
-        """
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                self._scopes[invocation_id] = scope
-                try:
-                    yield
-                finally:
-                    self._scopes.pop(invocation_id, None)
-        except TimeoutError:
-            if scope.expired():
-                raise InvocationCancelled from None
-            raise
-
-    def cancel(self, invocation_id: str) -> None:
-        """Cancel an invocation. Do nothing if it is not in flight on this worker."""
-        if scope := self._scopes.pop(invocation_id, None):
-            scope.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from gpu_runtime.process.health_server import health_handlers, metrics_handlers,
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, stream_topology
 from gpu_runtime.process.runner import run_process
-from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
+from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.drain import DrainableConsumer
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
@@ -106,7 +107,7 @@ class WorkerSidecar:
         topology, publisher = stream_topology(settings.nats), Publisher(nats, settings.nats.request_timeout_seconds)
         backoff = Backoff(settings.retries.initial_backoff_seconds, settings.retries.max_backoff_seconds)
         self._nats, self._settings, self._metrics, self._pod_uid = nats, settings, metrics, pod_uid
-        self._subjects, self._cancellations = topology.subjects, CancellationRegistry()
+        self._subjects = topology.subjects
         self._heartbeat = HeartbeatPublisher(nats, settings, pod_uid, self._in_flight)
         self._framework_health = FrameworkHealthMonitor(
             framework,
@@ -115,10 +116,12 @@ class WorkerSidecar:
             on_healthy=lambda: self._consumer.resume(),  # noqa: PLW0108 - the consumer is created later
             on_unhealthy=lambda: self._consumer.pause(),  # noqa: PLW0108
         )
-        records = InvocationRecordStore(KeyValueBucket(nats, publisher, topology.record_bucket))
+        store = InvocationRecordStore(KeyValueBucket(nats, publisher, topology.record_bucket))
+        records = DirectWorkerRecords(store, settings.worker)
+        self._cancellations = CancellationRegistry(records)
         self._dispatch_handler = DispatchHandler(
             ResultPublisher(topology.subjects, publisher, worker_message_id),
-            DirectWorkerRecords(records, settings.worker),
+            records,
             framework,
             self._framework_health,
             self._heartbeat,
@@ -159,7 +162,12 @@ class WorkerSidecar:
         ):
             background = [
                 tasks.create_task(each)
-                for each in (self._framework_health.run(), self._heartbeat.run(), self._drain_on_stop(stopping))
+                for each in (
+                    self._framework_health.run(),
+                    self._heartbeat.run(),
+                    self._cancellations.run(),
+                    self._drain_on_stop(stopping),
+                )
             ]
             await self._consumer.run()
             await stopping.wait()
@@ -217,4 +225,4 @@ class WorkerSidecar:
         return encode(self._consumer.drain_status())
 
     def _on_cancel(self, message: Msg) -> None:
-        self._cancellations.cancel(message.data.decode(errors="replace"))
+        self._cancellations.on_cancel(message.data.decode(errors="replace"))

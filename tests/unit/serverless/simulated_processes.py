@@ -48,7 +48,8 @@ from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 from gpu_runtime.runtime_api.invocations.service import InvocationService
 from gpu_runtime.runtime_api.nats_client import NatsClient
-from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
+from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_connections import ResponseSlot
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
@@ -311,14 +312,16 @@ class ServerlessPlane:
                 )
 
     def start_worker(self, name: str, request_id: str) -> SimulatedProcess:
-        process, cancellations = self._process(name), CancellationRegistry()
+        process = self._process(name)
         function = ServedFunction(simulated_function_id(request_id), request_id)
         publisher = Publisher(process.nats)
+        records = DirectWorkerRecords(self._records(process, publisher), name)
+        cancellations = CancellationRegistry(records)
         health: Any = SimpleNamespace(check=_healthy)
         heartbeat: Any = SimpleNamespace(invocation_started=lambda _: None, invocation_finished=lambda _: None)
         handler = DispatchHandler(
             ResultPublisher(TOPOLOGY.subjects, publisher, worker_message_id),
-            DirectWorkerRecords(self._records(process, publisher), name),
+            records,
             cast(FrameworkClient, self.framework),
             cast(FrameworkHealthMonitor, health),
             cast(HeartbeatPublisher, heartbeat),
@@ -336,7 +339,8 @@ class ServerlessPlane:
             ConsumeOptions(max_in_flight=2, max_deliveries=None, backoff=RETRY_BACKOFF),
         )
         process.spawn(consumer.run(asyncio.Event()))
-        process.spawn(_subscribe(process, TOPOLOGY.subjects.cancel(function.function_id), cancellations.cancel))
+        process.spawn(_subscribe(process, TOPOLOGY.subjects.cancel(function.function_id), cancellations.on_cancel))
+        process.spawn(cancellations.run())
         return process
 
     def start_result_store(self, name: str) -> SimulatedProcess:

@@ -18,7 +18,8 @@ from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.invocation_records.record_store import DirectWorkerRecords, InvocationRecordStore
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, OutgoingMessage
-from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
+from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.retry_decision import ServedFunction
 
@@ -82,7 +83,7 @@ async def test_result_of_a_cancelled_invocation_is_published_after_its_call_ende
         fakes,
         heartbeat,
         heartbeat,
-        CancellationRegistry(),
+        CancellationRegistry(records),
         SidecarMetrics(CollectorRegistry()),
         options,
     )
