@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime.contract.crd.conditions import ReadyReason
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
 from tests.e2e.controller_manager.test_units_on_a_real_node import apply_manifest
@@ -31,6 +32,7 @@ THIEF_UNITS: dict[str, dict[str, Any]] = {
     "victim-w1": {"requestID": "victim", "workerOf": "victim"},
     "victim-w2": {"requestID": "unrelated", "workerOf": "victim"},
 }
+REFUSALS = (ReadyReason.REQUEST_ID_TAKEN, ReadyReason.WORKER_NOT_RECORDED)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,19 @@ def apply_thief(node: Node, name: str) -> None:
     }
     metadata = {"name": name, "namespace": UNIT_NAMESPACE}
     manifest = {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": metadata, "spec": spec}
-    apply_manifest(node, manifest)
+
+    def is_decided() -> bool:
+        apply_manifest(node, manifest)  # again, if the activator has deleted the unit
+        return is_refused(node, name)
+
+    wait_until(is_decided, 60, lambda: f"the controller manager has not decided on {name}")
+
+
+def is_refused(node: Node, name: str) -> bool:
+    """Whether the controller manager has decided that the unit gets no pod. Before, it could still create the pod."""
+    units = objects(node, "gpuunits", f"--field-selector=metadata.name={name}")
+    conditions = [each for unit in units for each in unit.get("status", {}).get("conditions", ())]
+    return any(each["reason"] in REFUSALS for each in conditions)
 
 
 def pods_of(node: Node, name: str) -> list[dict[str, Any]]:
