@@ -13,6 +13,7 @@ length, with one key write and one ack for each message. It shows the limit of N
 
 import argparse
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -73,8 +74,8 @@ async def measure_body_size(server: NatsServer, folder: Path, body: int, count: 
     async with ResultBacklog.connect(url) as backlog:
         await backlog.publish(results)
         throughput = await measure_result_store(backlog, folder, url, name, startup_cpu_seconds)
-    batch = max(1, round(throughput.mean_batch_size))
-    seconds = measure_inserts(folder / f"{name}-floor.db", [row_from_result(each) for each in results], batch)
+    batch, now = max(1, round(throughput.mean_batch_size)), datetime.now(UTC)
+    seconds = measure_inserts(folder / f"{name}-floor.db", [row_from_result(each, now) for each in results], batch)
     await create_streams(url)
     return BodySizeMeasurement(
         body, count, throughput, count / seconds, await measure_consume_rate(url, "result", count, bytes(body))

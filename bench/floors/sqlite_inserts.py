@@ -12,12 +12,13 @@ from gpu_runtime.result_repository.repository import ResultRow
 from gpu_runtime.result_repository.sqlite_schema import open_database
 
 INSERT_SQL = """
-    INSERT INTO results (invocation_id, request_id, state, stored_at, head, body) VALUES (?, ?, ?, ?, ?, ?)"""
+    INSERT INTO results (invocation_id, request_id, state, stored_at, accepted_at, head, body)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
 
 
 def measure_inserts(path: Path, rows: Sequence[ResultRow], batch: int) -> float:
     """Return the time for all rows in seconds."""
-    values = [(row.invocation_id, row.request_id, row.state, 0, row.head, row.body) for row in rows]
+    values = [(row.invocation_id, row.request_id, row.state, 0, 0, row.head, row.body) for row in rows]
     database = open_database(path)
     try:
         started_at = time.perf_counter()

@@ -13,7 +13,7 @@ LIMITS = RetentionLimits(timedelta(days=7), max_bytes=8_000_000)
 
 
 def results_of(function: str, count: int, size: int) -> list[ResultRow]:
-    return [ResultRow(f"{function}-{n}", function, "succeeded", b"head", b"x" * size) for n in range(count)]
+    return [ResultRow(f"{function}-{n}", function, "succeeded", b"head", b"x" * size, NOW) for n in range(count)]
 
 
 @pytest.mark.parametrize(("count", "size"), [(30, 500_000), (40_000, 100)], ids=["large bodies", "many small results"])

@@ -1,7 +1,9 @@
 """The interface of a result repository, independent of the database.
 
-The first stored result of an invocation is final: later results with the same invocationID change nothing. Results are
-ordered by insertion, not by timestamp, so a wrong clock does not change the order.
+The first stored result of an invocation is final: later results of the same invocation change nothing. If a caller used
+an invocationID again after the record of the first invocation had expired, the repository keeps only the result of the
+invocation that was accepted last. Results are ordered by insertion, not by timestamp, so a wrong clock does not change
+the order.
 """
 
 from collections.abc import Sequence
@@ -20,16 +22,18 @@ class ResultRow:
     head: bytes
     """The encoded result without its body."""
     body: bytes
+    accepted_at: datetime
+    """When the runtime API accepted the invocation. It distinguishes invocations that have the same invocationID."""
 
 
 @dataclass(frozen=True)
 class InsertOutcome:
-    """The result that an invocation has after an insert."""
+    """The result that an invocationID has after an insert."""
 
     state: str
     """State of the stored result."""
     inserted: bool
-    """Whether this insert stored the result. False if the invocation already had a result."""
+    """Whether this insert stored the result. False if the invocation, or a later one with its ID, had a result."""
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,12 @@ from gpu_runtime.result_repository.sqlite_schema import open_database
 T = TypeVar("T")
 
 _INSERT = """
-    INSERT INTO results (invocation_id, request_id, state, stored_at, head, body) VALUES (?, ?, ?, ?, ?, ?)
+    INSERT INTO results (invocation_id, request_id, state, stored_at, accepted_at, head, body)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (invocation_id) DO NOTHING"""
+_DELETE_ACCEPTED_BEFORE = "DELETE FROM results WHERE invocation_id = ? AND accepted_at < ?"
 _SELECT_STATE = "SELECT state FROM results WHERE invocation_id = ?"
-_SELECT_RESULT = "SELECT invocation_id, request_id, state, head, body FROM results WHERE invocation_id = ?"
+_SELECT_RESULT = "SELECT invocation_id, request_id, state, head, body, accepted_at FROM results WHERE invocation_id = ?"
 _SELECT_PAGE = """
     SELECT number, head FROM results
     WHERE request_id = :request_id AND number < :before AND (:state IS NULL OR state = :state)
@@ -147,12 +149,16 @@ async def open_repository(path: Path) -> AsyncIterator[SQLiteResultRepository]:
 
 def _insert_rows(database: sqlite3.Connection, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
     with _transaction(database):
-        return [_insert_row(database, row, int(now.timestamp() * 1000)) for row in rows]
+        return [_insert_row(database, row, _milliseconds(now)) for row in rows]
 
 
 def _insert_row(database: sqlite3.Connection, row: ResultRow, stored_at: int) -> InsertOutcome:
-    values = (row.invocation_id, row.request_id, row.state, stored_at, row.head, row.body)
+    accepted_at = _milliseconds(row.accepted_at)
+    values = (row.invocation_id, row.request_id, row.state, stored_at, accepted_at, row.head, row.body)
     if database.execute(_INSERT, values).rowcount:
+        return InsertOutcome(row.state, inserted=True)
+    if database.execute(_DELETE_ACCEPTED_BEFORE, (row.invocation_id, accepted_at)).rowcount:
+        database.execute(_INSERT, values)
         return InsertOutcome(row.state, inserted=True)
     (state,) = database.execute(_SELECT_STATE, (row.invocation_id,)).fetchone()
     return InsertOutcome(state, inserted=False)
@@ -160,7 +166,10 @@ def _insert_row(database: sqlite3.Connection, row: ResultRow, stored_at: int) ->
 
 def _get_row(database: sqlite3.Connection, invocation_id: str) -> ResultRow | None:
     values = database.execute(_SELECT_RESULT, (invocation_id,)).fetchone()
-    return ResultRow(*values) if values else None
+    if not values:
+        return None
+    *columns, accepted_at = values
+    return ResultRow(*columns, _instant(accepted_at))
 
 
 def _get_page(database: sqlite3.Connection, parameters: dict[str, int | str | None], limit: int) -> ResultPage:
@@ -195,7 +204,15 @@ def _evict_from_largest_function(
 
 def _candidates(database: sqlite3.Connection, statement: str, *parameters: str | int) -> Iterator[EvictionCandidate]:
     for number, stored_at, size in database.execute(statement, parameters).fetchall():
-        yield EvictionCandidate(number, datetime.fromtimestamp(stored_at / 1000, UTC), size)
+        yield EvictionCandidate(number, _instant(stored_at), size)
+
+
+def _milliseconds(instant: datetime) -> int:
+    return round(instant.timestamp() * 1000)
+
+
+def _instant(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpu_runtime.result_repository.errors import RepositoryIncompatible, RepositoryUnavailable
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x47525253
 """SQLite application_id that marks the file as a result database."""
 
@@ -28,6 +28,7 @@ SCHEMA_STATEMENTS = (
         request_id TEXT NOT NULL,
         state TEXT NOT NULL,
         stored_at INTEGER NOT NULL,
+        accepted_at INTEGER NOT NULL,
         head BLOB NOT NULL,
         body BLOB NOT NULL
     )""",

@@ -58,7 +58,7 @@ class ResultConsumer:
         except Rejected as error:
             self.metrics.invalid_messages.inc()
             return DeadLetterDelivery(error.message, FailureClass.BAD_MESSAGE)
-        row = row_from_result(result)
+        row = row_from_result(result, ticket.enqueued_at)
         try:
             outcome = await self.batch_writer.store(row)
             # The record becomes terminal after the result is stored. So a reader of a terminal record always finds the
@@ -103,11 +103,12 @@ def truncate_body(result: Result, max_bytes: int) -> Result:
     return msgspec.structs.replace(truncated, body_bytes=max(result.body_bytes, truncated.body_bytes))
 
 
-def row_from_result(result: Result) -> ResultRow:
+def row_from_result(result: Result, accepted_at: datetime) -> ResultRow:
     return ResultRow(
         invocation_id=result.invocation_id,
         request_id=result.serverless_request_id,
         state=result.state.value,
         head=encode(msgspec.structs.replace(result, body=b"")),
         body=result.body,
+        accepted_at=accepted_at,
     )

@@ -200,28 +200,27 @@ class ResultStoreHarness:
     def records(self) -> KeyValueBucket:
         return KeyValueBucket(self.nats, self.publisher, self.topology.record_bucket)
 
-    async def create_record(self, invocation_id: str) -> RecordAtRevision:
+    async def create_record(self, invocation_id: str, record: InvocationRecord = NEW_RECORD) -> RecordAtRevision:
         """Create the record of an invocation."""
-        record = NEW_RECORD
         revision = await self.records.create(invocation_id, encode(record))
         assert revision is not None
         return RecordAtRevision(record, revision)
 
-    def ticket_headers(self, invocation_id: str) -> dict[str, str]:
+    def ticket_headers(self, invocation_id: str, record: InvocationRecord = NEW_RECORD) -> dict[str, str]:
         """Return the header with the ticket of an invocation."""
-        return ticket_headers(TICKETS.sign_record(invocation_id, NEW_RECORD))
+        return ticket_headers(TICKETS.sign_record(invocation_id, record))
 
     async def record(self, invocation_id: str) -> InvocationRecord | None:
         entry = await self.records.get(invocation_id)
         return decode(entry.value, InvocationRecord) if entry else None
 
     async def publish_results(self, results: Iterable[Result], record: RecordAtRevision | None = None) -> None:
-        subject = self.topology.subjects.result("thumbs")
+        subject, accepted = self.topology.subjects.result("thumbs"), record.record if record else NEW_RECORD
         outcomes = await publish_many(
             self.publisher,
             (
                 OutgoingMessage(
-                    subject, encode(each), "", record_headers(record) | self.ticket_headers(each.invocation_id)
+                    subject, encode(each), "", record_headers(record) | self.ticket_headers(each.invocation_id, accepted)
                 )
                 for each in results
             ),

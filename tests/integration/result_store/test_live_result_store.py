@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sqlite3
 from collections import Counter
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 from tests.integration.jetstream.sample_streams import RecordingHandler, running_consumer
 from tests.integration.kube.polling import eventually
 from tests.integration.result_store.conftest import (
+    NEW_RECORD,
     InProcessResultStore,
     ResultStoreHarness,
     ResultStoreProcess,
@@ -60,6 +62,33 @@ async def test_record_ends_with_the_state_of_the_first_result(
     assert stored.state is ResultState.FAILED
     assert (await harness.record("one")) == record
     assert await store.metric_value("gpu_runtime_results_duplicate_total") == 2
+
+
+async def test_result_of_a_later_invocation_with_the_same_id_replaces_the_stored_result(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    """Records expire before results. Then the runtime API accepts the same invocationID for another request."""
+    later = msgspec.structs.replace(
+        NEW_RECORD, request_hash="other", enqueued_at=NEW_RECORD.enqueued_at + timedelta(days=2)
+    )
+    store.start()
+    first = await harness.create_record("one")
+    await harness.publish_results([result("one", body=b"old")], first)
+    await harness.wait_empty()
+    stored = await harness.records.get("one")
+    assert stored is not None
+    await harness.records.purge("one", stored.revision)  # as if the record had expired
+
+    second = await harness.create_record("one", later)
+    await harness.publish_results([result("one", ResultState.FAILED, b"new")], second)
+    await harness.publish_results([result("one", body=b"late")], first)
+    await harness.wait_empty()
+    found, record = await harness.get_result("one"), await harness.record("one")
+    assert found is not None
+    assert record is not None
+    assert (found.state, found.body) == (ResultState.FAILED, b"new")
+    assert (record.state, record.result_state) == (RecordState.TERMINAL, ResultState.FAILED)
+    assert [each.body_bytes for each in await harness.list_all()] == [len(b"new")]
 
 
 async def test_record_changed_since_the_headers_is_read_and_finished(
@@ -249,7 +278,7 @@ async def test_newer_database_version_is_reported(store: InProcessResultStore) -
         newer.execute("PRAGMA user_version = 99")
     newer.close()
     store.start()
-    with pytest.raises(Rejected, match="has schema version 99; this process supports only version 2: run the version"):
+    with pytest.raises(Rejected, match="has schema version 99; this process supports only version 3: run the version"):
         await store.wait_stopped()
 
 

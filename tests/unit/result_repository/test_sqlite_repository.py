@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,7 +22,7 @@ WEEK = RetentionLimits(timedelta(days=7), max_bytes=1024**3)
 
 
 def row(name: str, state: str = "succeeded", request_id: str = "thumbs", body: bytes = b"body") -> ResultRow:
-    return ResultRow(name, request_id, state, head=f"head of {name}".encode(), body=body)
+    return ResultRow(name, request_id, state, head=f"head of {name}".encode(), body=body, accepted_at=NOW)
 
 
 def rows(count: int, **more: str) -> list[ResultRow]:
@@ -56,6 +57,19 @@ async def test_first_result_of_an_invocation_wins(results: SQLiteResultRepositor
         InsertOutcome("cancelled", inserted=False),
     ]
     assert await results.get("one") == row("one", "cancelled")
+    assert (await results.size()).result_count == 2
+
+
+async def test_result_of_the_invocation_that_was_accepted_last_is_kept(results: SQLiteResultRepository) -> None:
+    """An invocationID can be used again when its record has expired, while its result is still stored."""
+    first, second = row("one", "failed"), replace(row("one", body=b"new"), accepted_at=NOW + timedelta(days=1))
+    await results.insert([first, row("other")], NOW)
+    assert await results.insert([second, first], NOW) == [
+        InsertOutcome("succeeded", inserted=True),
+        InsertOutcome("succeeded", inserted=False),
+    ]
+    assert await results.get("one") == second
+    assert [head for _, head in (await results.page("thumbs", None, None, 10)).heads] == [second.head, b"head of other"]
     assert (await results.size()).result_count == 2
 
 
@@ -213,8 +227,9 @@ from gpu_runtime.result_repository.sqlite_repository import open_repository
 async def write():
     async with open_repository(Path(sys.argv[1])) as results:
         for batch in range(100_000):
-            rows = [ResultRow(f"{batch}-{n}", "f", "succeeded", b"head", b"x" * 5000) for n in range(20)]
-            await results.insert(rows, datetime.now(UTC))
+            now = datetime.now(UTC)
+            rows = [ResultRow(f"{batch}-{n}", "f", "succeeded", b"head", b"x" * 5000, now) for n in range(20)]
+            await results.insert(rows, now)
             print(batch, flush=True)
 
 asyncio.run(write())
@@ -237,4 +252,6 @@ async def test_killed_writer_leaves_whole_batches_and_all_reported_ones(path: Pa
         stored = (await results.size()).result_count
         assert stored % 20 == 0
         assert stored >= 20 * (reported + 1)
-        assert (await results.insert([ResultRow(f"{reported}-19", "f", "failed", b"", b"")], NOW))[0].inserted is False
+        last = await results.get(f"{reported}-19")
+        assert last is not None
+        assert (await results.insert([last], NOW))[0].inserted is False

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 
@@ -53,7 +53,7 @@ class FakeRepository:
 
 
 def row(number: int) -> ResultRow:
-    return ResultRow(str(number), "f", "succeeded", b"", b"")
+    return ResultRow(str(number), "f", "succeeded", b"", b"", datetime(2026, 11, 16, tzinfo=UTC))
 
 
 @asynccontextmanager

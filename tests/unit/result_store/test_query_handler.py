@@ -61,7 +61,7 @@ async def test_find_returns_a_stored_result_with_its_body(
     results: SQLiteResultRepository, query_handler: ResultQueryHandler
 ) -> None:
     stored = with_body(result(1), "image/png", b"\x89PNG")
-    await results.insert([row_from_result(stored)], NOW)
+    await results.insert([row_from_result(stored, NOW)], NOW)
     assert await get_result(query_handler, "inv-1") == GetResultResponse(result=stored)
     assert await get_result(query_handler, "inv-2") == GetResultResponse()
 
@@ -70,7 +70,7 @@ async def test_pages_have_no_bodies_and_continue(
     results: SQLiteResultRepository, query_handler: ResultQueryHandler
 ) -> None:
     stored = [with_body(result(number), "text/plain", b"hello") for number in range(5)]
-    await results.insert([row_from_result(each) for each in stored], NOW)
+    await results.insert([row_from_result(each, NOW) for each in stored], NOW)
     first = await list_results(query_handler, limit=3)
     assert [each.invocation_id for each in first.results] == ["inv-4", "inv-3", "inv-2"]
     assert {(each.body, each.body_bytes) for each in first.results} == {(b"", 5)}
@@ -82,7 +82,7 @@ async def test_pages_have_no_bodies_and_continue(
 async def test_page_is_shortened_to_the_message_limit_without_gaps(
     results: SQLiteResultRepository, query_handler: ResultQueryHandler
 ) -> None:
-    await results.insert([row_from_result(result(number, "\u00e4" * MAX_REASON_LENGTH)) for number in range(400)], NOW)
+    await results.insert([row_from_result(result(number, "\u00e4" * MAX_REASON_LENGTH), NOW) for number in range(400)], NOW)
     seen: list[str] = []
     token = ""
     while True:
@@ -97,7 +97,7 @@ async def test_page_is_shortened_to_the_message_limit_without_gaps(
 
 
 async def test_list_filters_by_state(results: SQLiteResultRepository, query_handler: ResultQueryHandler) -> None:
-    await results.insert([row_from_result(result(number, "boom" if number % 2 else "")) for number in range(6)], NOW)
+    await results.insert([row_from_result(result(number, "boom" if number % 2 else ""), NOW) for number in range(6)], NOW)
     page = await list_results(query_handler, state=ResultState.FAILED)
     assert [each.invocation_id for each in page.results] == ["inv-5", "inv-3", "inv-1"]
     assert (await list_results(query_handler, state=ResultState.EXPIRED)).results == ()

@@ -36,7 +36,8 @@ def delivery(data: bytes, subject: str = "runtime.serverless.result.thumbs") -> 
 def test_result_row_round_trip() -> None:
     result = with_body(RESULT, "image/png", b"\x00\xff" * 100)
     assert (
-        result_from_row(row_from_result(read_result(delivery(encode(result)), Subjects(), MAX_PAYLOAD_BYTES))) == result
+        result_from_row(row_from_result(read_result(delivery(encode(result)), Subjects(), MAX_PAYLOAD_BYTES), NOW))
+        == result
     )
 
 

@@ -77,7 +77,10 @@ RETRY_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
 
 
 class InMemoryResults:
-    """The database of the result store. The first result of an invocation is final."""
+    """The database of the result store. The first result of an invocation is final.
+
+    The result of a later invocation with the same ID replaces it.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[str, ResultRow] = {}
@@ -88,6 +91,8 @@ class InMemoryResults:
 
     def _insert(self, row: ResultRow) -> InsertOutcome:
         stored = self.rows.setdefault(row.invocation_id, row)
+        if stored.accepted_at < row.accepted_at:
+            stored = self.rows[row.invocation_id] = row
         return InsertOutcome(stored.state, inserted=stored is row)
 
     def result(self, invocation_id: str) -> Result | None:
