@@ -134,6 +134,13 @@ def _subjects(subjects: Subjects) -> Iterator[tuple[str, ...]]:
         (subjects.control("pod-uid"), "NATS request", "leading activator", "one worker-sidecar", "a drain request"),
         (subjects.query("result"), "NATS request", "runtime-api", "result-store", "a query for one result"),
         (subjects.query("results"), "NATS request", "runtime-api", "result-store", "a query for a page of results"),
+        (
+            subjects.query("result-count"),
+            "NATS request",
+            "runtime-api",
+            "result-store",
+            "a query for the number of results of a function",
+        ),
     )
     for subject, *rest in rows:
         yield code(subject.replace(function, "<functionID>").replace("pod-uid", "<podUID>")), *rest

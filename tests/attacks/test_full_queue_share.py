@@ -1,6 +1,5 @@
 """One function fills the queues, the dead letters and the records with as many bytes as possible."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -17,9 +16,11 @@ from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.stream_admin import ensure_with_retry, messages_by_subject, stream_bytes
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry, messages_by_subject, stream_size
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.queue_shares import QueueShares
+from gpu_runtime.runtime_api.invocations.record_shares import RecordShares
 from localcluster.nats_server import NatsAccount
 
 MIB = 1024 * 1024
@@ -54,8 +55,8 @@ def invocation(function_id: str, number: int, body: bytes) -> Invocation:
 
 
 def new_shares(nats: NatsConnection) -> QueueShares:
-    metrics = InvocationMetrics(CollectorRegistry())
-    return QueueShares(nats, TOPOLOGY, metrics, asyncio.get_running_loop().time)
+    metrics, clock = InvocationMetrics(CollectorRegistry()), SystemClock()
+    return QueueShares(nats, TOPOLOGY, metrics, clock, RecordShares(nats, TOPOLOGY, metrics, clock))
 
 
 async def store(nats: NatsConnection, subject: str, size: int) -> None:
@@ -86,7 +87,7 @@ async def test_function_with_large_bodies_is_refused_and_others_are_dispatched(
             await store(nats, TOPOLOGY.subjects.stream_subject(queue, ATTACKER), size * 4 // 3 + 1000)
     with pytest.raises(Overloaded, match=f"invocations of function {ATTACKER} are waiting"):
         await shares.require(invocation(ATTACKER, 0, LARGE_BODY))
-    assert await stream_bytes(nats, TOPOLOGY.stream_name(queue)) < LIMITS.max_bytes / 4
+    assert (await stream_size(nats, TOPOLOGY.stream_name(queue))).used_bytes < LIMITS.max_bytes / 4
     await enqueue(nats, shares, invocation(VICTIM, 1, LARGE_BODY))
     await store(nats, TOPOLOGY.subjects.dispatch(VICTIM), 300_000)
 

@@ -19,7 +19,8 @@ from gpu_runtime.jetstream.stream_messages import StoredMessage, last_message
 from gpu_runtime.jetstream.stream_specs import BucketSpec
 
 OPERATION_HEADER = "KV-Operation"
-PURGE_HEADERS: Mapping[str, str] = {OPERATION_HEADER: "PURGE", "Nats-Rollup": "sub"}
+PURGE_HEADERS: Mapping[str, str] = {OPERATION_HEADER: "PURGE", "Nats-Rollup": "sub", "Nats-TTL": "1s"}
+"""A purge leaves a marker. The server deletes the marker soon, so that purges do not fill the bucket."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,12 @@ class StreamInfo:
     """Number of stored messages by subject."""
 
 
+@dataclass(frozen=True)
+class StreamSize:
+    used_bytes: int
+    message_count: int
+
+
 async def ensure_with_retry(
     connection: NatsConnection,
     streams: Iterable[StreamSpec] = (),
@@ -109,10 +115,9 @@ async def messages_by_subject(connection: NatsConnection, stream: str, pattern: 
     return (await stream_info(connection, stream, pattern)).messages_by_subject
 
 
-async def stream_bytes(connection: NatsConnection, stream: str) -> int:
-    """Return the size of all messages of a stream in bytes."""
-    size: int = (await api_request(connection, f"STREAM.INFO.{stream}"))["state"]["bytes"]
-    return size
+async def stream_size(connection: NatsConnection, stream: str) -> StreamSize:
+    state = (await api_request(connection, f"STREAM.INFO.{stream}"))["state"]
+    return StreamSize(state["bytes"], state["messages"])
 
 
 async def stream_info(connection: NatsConnection, stream: str, pattern: str) -> StreamInfo:

@@ -16,6 +16,7 @@ IMMUTABLE_FIELDS = frozenset({"retention", "storage", "ack_policy", "deliver_pol
 _SERVER_DEFAULTS: Mapping[str, Any] = {
     "discard_new_per_subject": False,
     "allow_rollup_hdrs": False,
+    "allow_msg_ttl": False,
     "deny_delete": False,
     "filter_subject": "",
     "inactive_threshold": 0,
@@ -62,6 +63,7 @@ def bucket_config(spec: BucketSpec) -> Config:
         "max_msgs_per_subject": 1,
         "duplicate_window": _duplicate_window(spec.ttl_seconds),
         "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,
         "deny_delete": True,
     }
 

@@ -146,8 +146,10 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     this time, another request with the same invocationID refers to the same invocation."""
 
     max_record_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
-    """Maximum size in bytes of all records of invocations. A record has about 500 bytes. When the records use 90 % of
-    this size, the API rejects new invocations with 429. The rest is for the records of accepted invocations. NATS
+    """Maximum size in bytes of all records of invocations. A record has about 500 bytes. One function can use at most
+    two thirds of the bytes that other functions leave free, so one function alone can use 60 % of this size. If a
+    function has used its share, the API rejects its new invocations with 429. When all records use 90 % of this size,
+    the API rejects the new invocations of all functions. The rest is for the records of accepted invocations. NATS
     reserves this size and the sizes of the streams on its disk."""
 
     dead_letter_retention_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 7 * 86400

@@ -90,6 +90,13 @@ class ResultRepository(Protocol):
         """
         ...
 
+    async def count_since(self, request_id: str, since: datetime) -> int:
+        """Return how many results of a function were stored since this time, including evicted results.
+
+        The count includes up to ten minutes before this time.
+        """
+        ...
+
     async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
         """Delete one batch of results that exceed the limits: first expired ones, then those of the largest function.
 

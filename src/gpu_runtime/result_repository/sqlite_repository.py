@@ -33,7 +33,7 @@ from gpu_runtime.result_repository.repository import (
     ResultRow,
     RetentionLimits,
 )
-from gpu_runtime.result_repository.sqlite_schema import open_database
+from gpu_runtime.result_repository.sqlite_schema import COUNT_PERIOD_MILLISECONDS, open_database
 
 T = TypeVar("T")
 
@@ -54,6 +54,9 @@ _SELECT_OLDEST_OF_FUNCTION = """
     SELECT number, stored_at, length(head) + length(body) FROM results WHERE request_id = ? ORDER BY number LIMIT ?"""
 _DELETE_UP_TO = "DELETE FROM results WHERE number <= ?"
 _DELETE_OF_FUNCTION_UP_TO = "DELETE FROM results WHERE request_id = ? AND number <= ?"
+_SELECT_COUNT_SINCE = """
+    SELECT coalesce(sum(result_count), 0) FROM result_counts WHERE request_id = ? AND period >= ?"""
+_DELETE_COUNTS_BEFORE = "DELETE FROM result_counts WHERE period < ?"
 _SELECT_COUNT = "SELECT coalesce(sum(result_count), 0) FROM function_usage"
 
 _MAX_ROW_NUMBER = 2**63 - 1
@@ -119,6 +122,11 @@ class SQLiteResultRepository:
         }
         return await self._reader.run(lambda database: _get_page(database, parameters, limit))
 
+    async def count_since(self, request_id: str, since: datetime) -> int:
+        return await self._reader.run(
+            lambda database: _scalar(database, _SELECT_COUNT_SINCE, request_id, _count_period(since))
+        )
+
     async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
         return await self._writer.run(lambda database: _evict(database, limits, now))
 
@@ -168,8 +176,8 @@ def _get_row(database: sqlite3.Connection, invocation_id: str) -> ResultRow | No
     values = database.execute(_SELECT_RESULT, (invocation_id,)).fetchone()
     if not values:
         return None
-    *columns, accepted_at = values
-    return ResultRow(*columns, _instant(accepted_at))
+    invocation_id, request_id, state, head, body, accepted_at = values
+    return ResultRow(invocation_id, request_id, state, head, body, _instant(accepted_at))
 
 
 def _get_page(database: sqlite3.Connection, parameters: dict[str, int | str | None], limit: int) -> ResultPage:
@@ -183,6 +191,7 @@ def _evict(database: sqlite3.Connection, limits: RetentionLimits, now: datetime)
         with _transaction(database):
             database.execute(_DELETE_UP_TO, (expired.last_number,))
         return EvictedCounts(by_ttl=expired.count)
+    database.execute(_DELETE_COUNTS_BEFORE, (_count_period(now - limits.max_age),))
     if (excess_bytes := _used_bytes(database) - limits.max_bytes) <= 0:
         return EvictedCounts()
     return _evict_from_largest_function(database, excess_bytes, limits)
@@ -211,6 +220,10 @@ def _milliseconds(instant: datetime) -> int:
     return round(instant.timestamp() * 1000)
 
 
+def _count_period(instant: datetime) -> int:
+    return _milliseconds(instant) // COUNT_PERIOD_MILLISECONDS
+
+
 def _instant(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
@@ -237,6 +250,6 @@ def _used_bytes(database: sqlite3.Connection) -> int:
     return pages * _scalar(database, "PRAGMA page_size")
 
 
-def _scalar(database: sqlite3.Connection, statement: str) -> int:
-    number: int = database.execute(statement).fetchone()[0]
+def _scalar(database: sqlite3.Connection, statement: str, *parameters: str | int) -> int:
+    number: int = database.execute(statement, parameters).fetchone()[0]
     return number

@@ -12,6 +12,8 @@ APPLICATION_ID = 0x47525253
 
 LOCK_TIMEOUT_SECONDS = 5.0
 """How long a connection waits for a lock of another connection or process."""
+COUNT_PERIOD_MILLISECONDS = 600_000
+"""Length of a period of `result_counts`. The trigger has the same value."""
 MAX_WAL_BYTES = 64 * 1024 * 1024
 """Size to which SQLite truncates the write-ahead log after it grew larger."""
 
@@ -20,6 +22,9 @@ MAX_WAL_BYTES = 64 * 1024 * 1024
 #
 # Triggers count the results and bytes of each function in the transaction of the insert or delete, so the counts are
 # correct after a crash. 256 is an estimate of the size of a row and its index entries, without head and body.
+#
+# `result_counts` contains how many results of each function were stored in each period of ten minutes. The eviction of
+# a result does not change it, because the record of the invocation may still exist.
 SCHEMA_STATEMENTS = (
     """
     CREATE TABLE results (
@@ -40,10 +45,20 @@ SCHEMA_STATEMENTS = (
         result_bytes INTEGER NOT NULL
     ) WITHOUT ROWID""",
     """
+    CREATE TABLE result_counts (
+        request_id TEXT NOT NULL,
+        period INTEGER NOT NULL,
+        result_count INTEGER NOT NULL,
+        PRIMARY KEY (request_id, period)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX result_counts_of_a_period ON result_counts (period)",
+    """
     CREATE TRIGGER result_inserted AFTER INSERT ON results BEGIN
         INSERT INTO function_usage VALUES (new.request_id, 1, length(new.head) + length(new.body) + 256)
         ON CONFLICT (request_id) DO UPDATE SET
             result_count = result_count + 1, result_bytes = result_bytes + excluded.result_bytes;
+        INSERT INTO result_counts VALUES (new.request_id, new.stored_at / 600000, 1)
+        ON CONFLICT (request_id, period) DO UPDATE SET result_count = result_count + 1;
     END""",
     """
     CREATE TRIGGER result_deleted AFTER DELETE ON results BEGIN

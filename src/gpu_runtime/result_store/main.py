@@ -7,21 +7,21 @@ accepts writes. On shutdown, the process finishes every message that it has pull
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.invocation_ticket import TicketKeyring
-from gpu_runtime.contract.messages.result_query import RESULT_QUERY, RESULTS_QUERY
+from gpu_runtime.contract.messages.result_query import RESULT_COUNT_QUERY, RESULT_QUERY, RESULTS_QUERY
 from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
-from gpu_runtime.jetstream.request_reply import serve_requests
+from gpu_runtime.jetstream.request_reply import RequestHandler, serve_requests
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 from gpu_runtime.process.health_server import HealthCheck, serve_health
 from gpu_runtime.process.metrics import new_registry
@@ -80,20 +80,19 @@ class ResultStore:
         self._evictor = ResultEvictor(results, settings.retention.limits, metrics)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        subjects = self._topology.subjects
         async with (
-            serve_requests(
-                self._nats, subjects.query(RESULT_QUERY), self._query_handler.find_result, queue_group=PROCESS_NAME
-            ),
-            serve_requests(
-                self._nats, subjects.query(RESULTS_QUERY), self._query_handler.list_results, queue_group=PROCESS_NAME
-            ),
+            self._serve(RESULT_QUERY, self._query_handler.find_result),
+            self._serve(RESULTS_QUERY, self._query_handler.list_results),
+            self._serve(RESULT_COUNT_QUERY, self._query_handler.count_results),
             asyncio.TaskGroup() as tasks,
         ):
             background = [tasks.create_task(self.batch_writer.run(stopping)), tasks.create_task(self._evictor.run())]
             await self.consumer.run(stopping)
             for task in background:
                 task.cancel()
+
+    def _serve(self, query: str, handler: RequestHandler) -> AbstractAsyncContextManager[None]:
+        return serve_requests(self._nats, self._topology.subjects.query(query), handler, queue_group=PROCESS_NAME)
 
 
 class ResultStoreReadiness:

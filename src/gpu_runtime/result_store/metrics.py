@@ -65,7 +65,8 @@ class ResultStoreMetrics:
             self.evicted.labels(reason)
         self.queries = counter(
             "gpu_runtime_result_queries",
-            "Number of queries to the result store. The label `query` is `result` (a query for one result) or `results`"
-            " (a query for a page of results). The label `result` is `found`, `not_found` or `invalid`.",
+            "Number of queries to the result store. The label `query` is `result` (a query for one result), `results`"
+            " (a query for a page of results) or `result-count` (a query for the number of results). The label `result`"
+            " is `found`, `not_found` or `invalid`.",
             ["query", "result"],
         )

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 import msgspec
 
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
+from gpu_runtime.contract.messages.message_codec import Message, MessageDecodeError, decode, encode
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.result_query import (
+    RESULT_COUNT_QUERY,
     RESULT_QUERY,
     RESULTS_QUERY,
+    CountResultsRequest,
+    CountResultsResponse,
     GetResultRequest,
     GetResultResponse,
     ListResultsRequest,
@@ -52,7 +55,16 @@ class ResultQueryHandler:
         response = list_reply(page)
         return self._reply(RESULTS_QUERY, "found" if response.results else "not_found", response)
 
-    def _reply(self, query: str, result: str, response: GetResultResponse | ListResultsResponse) -> bytes:
+    async def count_results(self, query: bytes) -> bytes:
+        try:
+            request = decode(query, CountResultsRequest)
+        except MessageDecodeError as error:
+            return self._reply(RESULT_COUNT_QUERY, "invalid", CountResultsResponse(error=error.message))
+        count = await self.results.count_since(request.serverless_request_id, request.since)
+        response = CountResultsResponse(count=count)
+        return self._reply(RESULT_COUNT_QUERY, "found" if count else "not_found", response)
+
+    def _reply(self, query: str, result: str, response: Message) -> bytes:
         self.metrics.queries.labels(query, result).inc()
         return encode(response)
 

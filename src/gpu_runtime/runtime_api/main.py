@@ -48,6 +48,7 @@ from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.queue_shares import QueueShares
+from gpu_runtime.runtime_api.invocations.record_shares import RecordShares
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 from gpu_runtime.runtime_api.invocations.routes import INVOCATIONS
 from gpu_runtime.runtime_api.invocations.service import InvocationService
@@ -237,7 +238,7 @@ def _build_invocations(
             subjects,
             clock,
             nats_client.tickets,
-            QueueShares(nats_client.connection, nats_client.topology, invocation_metrics, clock.monotonic),
+            _build_queue_shares(nats_client, invocation_metrics, clock),
         ),
         results=ResultClient(nats_client.connection, subjects, own.result_query_timeout_seconds),
         limits=InvocationLimits(min(own.default_timeout_seconds, max_timeout), max_timeout, streams.max_payload_bytes),
@@ -245,6 +246,12 @@ def _build_invocations(
         clock=clock,
         metrics=invocation_metrics,
     )
+
+
+def _build_queue_shares(nats_client: NatsClient, metrics: InvocationMetrics, clock: SystemClock) -> QueueShares:
+    connection, topology = nats_client.connection, nats_client.topology
+    records = RecordShares(connection, topology, metrics, clock)
+    return QueueShares(connection, topology, metrics, clock, records)
 
 
 async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Event) -> None:

@@ -220,7 +220,10 @@ class ResultStoreHarness:
             self.publisher,
             (
                 OutgoingMessage(
-                    subject, encode(each), "", record_headers(record) | self.ticket_headers(each.invocation_id, accepted)
+                    subject,
+                    encode(each),
+                    "",
+                    record_headers(record) | self.ticket_headers(each.invocation_id, accepted),
                 )
                 for each in results
             ),

@@ -43,6 +43,8 @@ from gpu_runtime.contract.messages.invocation_ticket import (
 from gpu_runtime.contract.messages.message_codec import Message, MessagePart, decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
 from gpu_runtime.contract.messages.result_query import (
+    CountResultsRequest,
+    CountResultsResponse,
     GetResultRequest,
     GetResultResponse,
     ListResultsRequest,
@@ -135,6 +137,8 @@ POPULATED: dict[str, Message] = {
     "drain_request": DrainRequest(force=True),
     "drain_status": DrainStatus(accepted=True, in_flight=1),
     "get_result_request": GetResultRequest(invocation_id="01HZX-inv_1"),
+    "count_results_request": CountResultsRequest(serverless_request_id="thumbs", since=RESULT.timings.finished_at),
+    "count_results_response": CountResultsResponse(count=1234, error="bad query"),
     "get_result_response": GetResultResponse(result=RESULT, error="bad query"),
     "list_results_request": ListResultsRequest(
         serverless_request_id="thumbs", state=ResultState.FAILED, limit=7, continue_token=PAGE

@@ -45,7 +45,11 @@ async def test_result_in_a_database_with_the_golden_schema_is_read(tmp_path: Pat
     database.executescript(golden_bytes("sqlite_schema.sql").decode())
     columns = [name for _, name, *_ in database.execute("PRAGMA table_info(results)")]
     stored = dict(
-        zip(columns, (1, "01HZX-inv_1", "thumbs", "failed", 1_794_830_400_123, 1_794_830_399_000, head, RESULT.body), strict=True)
+        zip(
+            columns,
+            (1, "01HZX-inv_1", "thumbs", "failed", 1_794_830_400_123, 1_794_830_399_000, head, RESULT.body),
+            strict=True,
+        )
     )
     names, parameters = ", ".join(stored), ", ".join(f":{name}" for name in stored)
     database.execute(f"INSERT INTO results ({names}) VALUES ({parameters})", stored)  # noqa: S608 - names of the schema

@@ -141,6 +141,22 @@ async def test_functions_of_equal_size_lose_the_same_number_of_results(results: 
     assert sum(remaining) == (await results.size()).result_count
 
 
+async def test_results_count_after_their_eviction_until_the_maximum_age(results: SQLiteResultRepository) -> None:
+    hour = timedelta(hours=1)
+    await results.insert(rows(3), NOW - 25 * hour)
+    await results.insert([row(f"large-{n}", body=b"x" * 500_000) for n in range(10)], NOW - 2 * hour)
+    await results.insert([row("other", request_id="other")], NOW)
+    while (await results.evict(RetentionLimits(timedelta(days=2), max_bytes=1_000_000), NOW)).nonzero:
+        pass
+    assert (await results.size()).result_count < 5
+    assert await results.count_since("thumbs", NOW - 24 * hour) == 10
+    assert await results.count_since("thumbs", NOW - 30 * hour) == 13
+    assert await results.count_since("thumbs", NOW - hour) == 0
+    assert await results.count_since("missing", NOW - 24 * hour) == 0
+    await results.evict(RetentionLimits(timedelta(days=1), 1024**3), NOW)
+    assert await results.count_since("thumbs", NOW - 30 * hour) == 10
+
+
 async def test_freed_pages_are_reused(results: SQLiteResultRepository, path: Path) -> None:
     async def fill_and_empty(generation: int) -> int:
         await results.insert([row(f"{generation}-{n}", body=b"x" * 50_000) for n in range(20)], NOW)

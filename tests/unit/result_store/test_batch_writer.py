@@ -45,6 +45,9 @@ class FakeRepository:
     async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> ResultPage:
         raise NotImplementedError
 
+    async def count_since(self, request_id: str, since: datetime) -> int:
+        raise NotImplementedError
+
     async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
         raise NotImplementedError
 

@@ -82,7 +82,9 @@ async def test_pages_have_no_bodies_and_continue(
 async def test_page_is_shortened_to_the_message_limit_without_gaps(
     results: SQLiteResultRepository, query_handler: ResultQueryHandler
 ) -> None:
-    await results.insert([row_from_result(result(number, "\u00e4" * MAX_REASON_LENGTH), NOW) for number in range(400)], NOW)
+    await results.insert(
+        [row_from_result(result(number, "\u00e4" * MAX_REASON_LENGTH), NOW) for number in range(400)], NOW
+    )
     seen: list[str] = []
     token = ""
     while True:
@@ -97,7 +99,9 @@ async def test_page_is_shortened_to_the_message_limit_without_gaps(
 
 
 async def test_list_filters_by_state(results: SQLiteResultRepository, query_handler: ResultQueryHandler) -> None:
-    await results.insert([row_from_result(result(number, "boom" if number % 2 else ""), NOW) for number in range(6)], NOW)
+    await results.insert(
+        [row_from_result(result(number, "boom" if number % 2 else ""), NOW) for number in range(6)], NOW
+    )
     page = await list_results(query_handler, state=ResultState.FAILED)
     assert [each.invocation_id for each in page.results] == ["inv-5", "inv-3", "inv-1"]
     assert (await list_results(query_handler, state=ResultState.EXPIRED)).results == ()

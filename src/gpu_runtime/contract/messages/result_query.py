@@ -1,15 +1,16 @@
-"""Queries to the result store over NATS request/reply: one result by its ID, or a page of results of a function."""
+"""Queries to the result store over NATS request/reply: one result, a page of results, or the number of results."""
 
 from typing import Annotated
 
 from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.invocation import InvocationID
-from gpu_runtime.contract.messages.message_codec import Message
+from gpu_runtime.contract.messages.message_codec import Instant, Message
 from gpu_runtime.contract.messages.result import Result, ResultState
 
 RESULT_QUERY = "result"
 RESULTS_QUERY = "results"
+RESULT_COUNT_QUERY = "result-count"
 """The names of the queries: the last token of their subjects, see `Subjects.query`."""
 
 MAX_PAGE_SIZE = 500
@@ -46,5 +47,21 @@ class ListResultsResponse(Message, frozen=True, kw_only=True):
     continue_token: str = ""
     """The token for the next page. Empty on the last page."""
 
+    error: str = ""
+    """Why the query is invalid. Empty if the query succeeded. A retry of an invalid query fails again."""
+
+
+class CountResultsRequest(Message, frozen=True, kw_only=True):
+    """Counts the results of a function that were stored since a time, including results that were evicted since then.
+
+    The count includes up to ten minutes before this time.
+    """
+
+    serverless_request_id: str = field(name="serverlessRequestID")
+    since: Instant
+
+
+class CountResultsResponse(Message, frozen=True, kw_only=True):
+    count: int = 0
     error: str = ""
     """Why the query is invalid. Empty if the query succeeded. A retry of an invalid query fails again."""

@@ -25,6 +25,15 @@ class InvocationMetrics:
             "Maximum size of the bucket of invocation records in bytes, from the setting nats.streams.maxRecordBytes",
             registry=registry,
         )
+        self.over_share = Counter(
+            "gpu_runtime_invocations_over_share",
+            "Number of invocations that the API rejected because their function has used its share. The label `share`"
+            " is `queue` (the messages of waiting invocations) or `records` (the bucket of invocation records)",
+            ["share"],
+            registry=registry,
+        )
+        for share in ("queue", "records"):  # with value 0, so that increase() sees the first rejection
+            self.over_share.labels(share)
         self.sync_wait = Histogram(
             "gpu_runtime_invocation_sync_wait_seconds",
             "Time in seconds that a synchronous caller waited for a result, by outcome: answered (the result"

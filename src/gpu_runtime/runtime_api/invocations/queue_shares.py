@@ -7,11 +7,10 @@ server has the counts, so the decision is the same in every replica and after a 
 An accepted invocation must never find a full stream or bucket. INVOKE has half of the capacity of DISPATCH, and the API
 rejects invocations while DISPATCH is half full. So DISPATCH has capacity for all messages of INVOKE. The API also
 rejects invocations when the records use 90 % of their bucket. The rest is for changes of the records of accepted
-invocations.
+invocations. Before that, `record_shares` rejects the invocations of functions that have too many records.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,8 +19,11 @@ from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
 from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.connection import NatsConnection
-from gpu_runtime.jetstream.stream_admin import messages_by_subject, stream_bytes
+from gpu_runtime.jetstream.stream_admin import stream_size
+from gpu_runtime.process.clock import Clock
+from gpu_runtime.runtime_api.invocations.function_backlog import function_messages
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
+from gpu_runtime.runtime_api.invocations.record_shares import RecordShares, RecordUsage
 
 USAGE_TTL_SECONDS = 1.0
 """How long a replica uses the sizes of the streams before it reads them again."""
@@ -41,12 +43,12 @@ class QueueCapacity(Protocol):
 @dataclass(frozen=True)
 class QueueUsage:
     dispatch_bytes: int
-    record_bytes: int
+    records: RecordUsage
 
 
 def usage_problem(usage: QueueUsage, limits: StreamLimits) -> str | None:
     """Return why no function can enqueue an invocation, or None."""
-    if usage.record_bytes >= MAX_RECORD_USAGE * limits.record_max_bytes:
+    if usage.records.free_bytes == 0:
         return "the bucket of invocation records is almost full; send the same request again later"
     if usage.dispatch_bytes >= limits.invoke_max_bytes:
         return "the waiting invocations of all functions have too many bytes; send the same request again later"
@@ -70,51 +72,44 @@ class QueueShares:
     connection: NatsConnection
     topology: StreamTopology
     metrics: InvocationMetrics
-    clock: Callable[[], float]
+    clock: Clock
+    record_shares: RecordShares
     _usage: QueueUsage | None = None
     _read_at: float = 0.0
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def require(self, invocation: Invocation) -> None:
-        if problem := usage_problem(await self._current_usage(), self.topology.limits):
+        usage = await self._current_usage()
+        if problem := usage_problem(usage, self.topology.limits):
             raise Overloaded(problem, retry_after=RETRY_AFTER_SECONDS)
+        await self.record_shares.require(invocation, usage.records)
         size = message_bytes(invocation)
         limit = max_waiting_messages(size, self.topology.limits)
         if limit < self.topology.limits.max_messages_per_subject:  # otherwise the streams themselves enforce the limit
             await self._require_share(invocation, size, limit)
 
     async def _require_share(self, invocation: Invocation, size: int, limit: int) -> None:
-        waiting = await self._waiting(invocation.function_id)
+        queues = (Stream.INVOKE, Stream.DISPATCH)
+        waiting = await function_messages(self.connection, self.topology, invocation.function_id, queues)
         if waiting >= limit:
+            self.metrics.over_share.labels("queue").inc()
             raise Overloaded(
                 f"{waiting} invocations of function {invocation.serverless_request_id} are waiting; a message of {size}"
                 f" bytes needs fewer than {limit} waiting invocations; send the same request again later",
                 retry_after=RETRY_AFTER_SECONDS,
             )
 
-    async def _waiting(self, function_id: str) -> int:
-        """Return the number of messages of a function in INVOKE and DISPATCH."""
-        counts = await asyncio.gather(
-            *(
-                messages_by_subject(
-                    self.connection,
-                    self.topology.stream_name(stream),
-                    self.topology.subjects.stream_subject(stream, function_id),
-                )
-                for stream in (Stream.INVOKE, Stream.DISPATCH)
-            )
-        )
-        return sum(sum(each.values()) for each in counts)
-
     async def _current_usage(self) -> QueueUsage:
         async with self._reading:
-            if self._usage is None or self.clock() - self._read_at >= USAGE_TTL_SECONDS:
-                self._usage, self._read_at = await self._read_usage(), self.clock()
+            if self._usage is None or self.clock.monotonic() - self._read_at >= USAGE_TTL_SECONDS:
+                self._usage, self._read_at = await self._read_usage(), self.clock.monotonic()
             return self._usage
 
     async def _read_usage(self) -> QueueUsage:
         dispatch, bucket = self.topology.stream_name(Stream.DISPATCH), self.topology.record_bucket.stream_name
-        usage = QueueUsage(await stream_bytes(self.connection, dispatch), await stream_bytes(self.connection, bucket))
-        self.metrics.record_bytes.set(usage.record_bytes)
-        self.metrics.record_limit.set(self.topology.limits.record_max_bytes)
-        return usage
+        queued, records = await stream_size(self.connection, dispatch), await stream_size(self.connection, bucket)
+        max_bytes = self.topology.limits.record_max_bytes
+        self.metrics.record_bytes.set(records.used_bytes)
+        self.metrics.record_limit.set(max_bytes)
+        new_record_bytes = int(MAX_RECORD_USAGE * max_bytes)
+        return QueueUsage(queued.used_bytes, RecordUsage(records.used_bytes, records.message_count, new_record_bytes))

@@ -1,13 +1,17 @@
 """Queries the result store for the results of invocations."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from gpu_runtime.contract.errors import Invalid, Unavailable
 from gpu_runtime.contract.messages.message_codec import M, Message, MessageDecodeError, decode, encode
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.result_query import (
+    RESULT_COUNT_QUERY,
     RESULT_QUERY,
     RESULTS_QUERY,
+    CountResultsRequest,
+    CountResultsResponse,
     GetResultRequest,
     GetResultResponse,
     ListResultsRequest,
@@ -40,6 +44,14 @@ class ResultClient:
         if response.error:
             raise Unavailable(f"the result store cannot list results: {response.error}")
         return response
+
+    async def count(self, serverless_request_id: str, since: datetime) -> int:
+        """Return how many results of the function were stored since this time, including evicted results."""
+        request = CountResultsRequest(serverless_request_id=serverless_request_id, since=since)
+        response = await self._query(RESULT_COUNT_QUERY, request, CountResultsResponse)
+        if response.error:
+            raise Unavailable(f"the result store cannot count results: {response.error}")
+        return response.count
 
     async def _query(self, query: str, request: Message, model: type[M]) -> M:
         try:
