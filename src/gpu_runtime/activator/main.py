@@ -103,7 +103,8 @@ class Activator:
         return {"caches": caches, "nats": self.nats.problem, "dispatch": self.consumer.problem}
 
     async def run(self, stopping: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as tasks, self._subscribed(), self.key_file.watched():
+        async with asyncio.TaskGroup() as tasks, self._subscribed():
+            tasks.create_task(self.key_file.watch(stopping))
             tasks.create_task(self._run_consumer(stopping))
             await self.leader.manager.run(stopping)
 

@@ -6,12 +6,10 @@ file is invalid, the process continues with the previous keys and logs the error
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from gpu_runtime.contract.messages.invocation_ticket import InvalidTicketKeys, TicketKeyring, parse_ticket_keys
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.process.settings import InvalidSettings
 from gpu_runtime.process.shared_settings import TicketSettings
 
@@ -28,22 +26,9 @@ class TicketKeyFile:
         self._problem = ""
         self.keyring = TicketKeyring(self._keys)
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
-        """Reload the file whenever it changes, during the block.
-
-        Without a TaskGroup, because it would wrap an error of the block, which the process reports in one sentence.
-        """
-        watch = asyncio.create_task(self._watch())
-        try:
-            yield
-        finally:
-            watch.cancel()
-            await asyncio.wait({watch})
-
-    async def _watch(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(KEY_FILE_POLL_INTERVAL_SECONDS)
+    async def watch(self, stopping: asyncio.Event) -> None:
+        """Reload the file whenever it changes, until `stopping` is set."""
+        while not await is_set_within(stopping, KEY_FILE_POLL_INTERVAL_SECONDS):
             await asyncio.to_thread(self.reload_if_changed)
 
     def reload_if_changed(self) -> None:

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.errors import Rejected
-from gpu_runtime.contract.messages.invocation_ticket import TicketKeyring
 from gpu_runtime.contract.messages.result_query import RESULT_COUNT_QUERY, RESULT_QUERY, RESULTS_QUERY
 from gpu_runtime.invocation_records.ignored_messages import IgnoredMessages
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
@@ -56,9 +55,9 @@ class ResultStore:
         nats: NatsConnection,
         results: ResultRepository,
         metrics: ResultStoreMetrics,
-        tickets: TicketKeyring,
+        key_file: TicketKeyFile,
     ) -> None:
-        self._nats, self._topology = nats, stream_topology(settings.nats)
+        self._nats, self._topology, self._key_file = nats, stream_topology(settings.nats), key_file
         publisher = Publisher(nats)
         self.batch_writer = BatchWriter(results, settings.batch_size, metrics)
         consumer = ResultConsumer(
@@ -68,7 +67,7 @@ class ResultStore:
             self._topology.subjects,
             settings.nats.streams.max_payload_bytes,
             metrics,
-            tickets,
+            key_file.keyring,
             IgnoredMessages(metrics.ignored_messages),
         )
         # No delivery limit: a result must not be dead-lettered because the disk was full for a long time.
@@ -86,6 +85,7 @@ class ResultStore:
             self._serve(RESULT_COUNT_QUERY, self._query_handler.count_results),
             asyncio.TaskGroup() as tasks,
         ):
+            tasks.create_task(self._key_file.watch(stopping))
             background = [tasks.create_task(self.batch_writer.run(stopping)), tasks.create_task(self._evictor.run())]
             await self.consumer.run(stopping)
             for task in background:
@@ -117,7 +117,6 @@ async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Even
     registry, topology = new_registry(PROCESS_NAME), stream_topology(settings.nats)
     key_file = TicketKeyFile(settings.tickets)
     async with connect_nats_or_fault(nats_options(settings.nats, PROCESS_NAME)) as nats, AsyncExitStack() as stack:
-        await stack.enter_async_context(key_file.watched())
         readiness = ResultStoreReadiness(nats)
         await stack.enter_async_context(serve_health(settings.health, registry, stopping, readiness.checks))
         results = await unless_stopped(stopping, _open_with_retry(stack, Path(settings.database.path), readiness))
@@ -126,7 +125,7 @@ async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Even
             ensure_with_retry(nats, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers())),
         )
         if results is not None and not stopping.is_set():
-            readiness.store = ResultStore(settings, nats, results, ResultStoreMetrics(registry), key_file.keyring)
+            readiness.store = ResultStore(settings, nats, results, ResultStoreMetrics(registry), key_file)
             await readiness.store.run(stopping)
 
 

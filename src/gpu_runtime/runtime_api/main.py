@@ -153,9 +153,9 @@ async def run_runtime_api(settings: RuntimeAPISettings, stopping: asyncio.Event)
     async with (
         connect_kubernetes(settings.kubernetes, PROCESS_NAME, metrics) as client,
         connect_nats_or_fault(cap_request_timeout(nats_options(settings.nats, PROCESS_NAME))) as nats,
-        key_file.watched(),
     ):
-        await _serve(build_services(client, nats, settings, metrics, key_file.keyring), metrics, stopping)
+        services = build_services(client, nats, settings, metrics, key_file.keyring)
+        await _serve(services, key_file, metrics, stopping)
 
 
 def build_services(
@@ -254,7 +254,7 @@ def _build_queue_shares(nats_client: NatsClient, metrics: InvocationMetrics, clo
     return QueueShares(connection, topology, metrics, clock, records)
 
 
-async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Event) -> None:
+async def _serve(services: Services, key_file: TicketKeyFile, metrics: KubeMetrics, stopping: asyncio.Event) -> None:
     settings, limits = services.settings, services.settings.limits
     authenticator, authenticator_tasks, token_file_problem = build_authenticator(
         settings.authentication, services.client, metrics.registry
@@ -283,6 +283,7 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
         serve_health(settings.health, metrics.registry, stopping, readiness),
         asyncio.TaskGroup() as tasks,
     ):
+        tasks.create_task(key_file.watch(stopping))
         background = [tasks.create_task(task()) for task in (*background_tasks(services), *authenticator_tasks)]
         # These queues stop after the HTTP server, because requests in flight still add work to them.
         server_closed = asyncio.Event()

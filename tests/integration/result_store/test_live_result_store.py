@@ -26,6 +26,7 @@ from gpu_runtime.contract.messages.result_query import (
 from gpu_runtime.jetstream.api import api_request
 from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
+from gpu_runtime.process.ticket_key_file import TicketKeyFile
 from tests.integration.jetstream.sample_streams import RecordingHandler, running_consumer
 from tests.integration.kube.polling import eventually
 from tests.integration.result_store.conftest import (
@@ -89,6 +90,16 @@ async def test_result_of_a_later_invocation_with_the_same_id_replaces_the_stored
     assert (found.state, found.body) == (ResultState.FAILED, b"new")
     assert (record.state, record.result_state) == (RecordState.TERMINAL, ResultState.FAILED)
     assert [each.body_bytes for each in await harness.list_all()] == [len(b"new")]
+
+
+async def test_process_exits_if_it_can_no_longer_watch_the_key_file(
+    store: InProcessResultStore, harness: ResultStoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TicketKeyFile, "reload_if_changed", lambda _file: 1 / 0)
+    store.start()
+    with pytest.raises(ExceptionGroup) as raised:
+        await store.wait_stopped()
+    assert raised.group_contains(ZeroDivisionError)
 
 
 async def test_record_changed_since_the_headers_is_read_and_finished(

@@ -59,6 +59,27 @@ async def test_process_without_a_key_file_does_not_start(tmp_path: Path, process
         await start(process, tickets)
 
 
+async def test_watch_that_fails_does_not_end_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process runs the watch in its task group, so the process exits."""
+    monkeypatch.setattr("gpu_runtime.process.ticket_key_file.KEY_FILE_POLL_INTERVAL_SECONDS", 0.0)
+    keys = key_file(tmp_path / "keys", OLD)
+    monkeypatch.setattr(keys, "reload_if_changed", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await keys.watch(asyncio.Event())
+
+
+async def test_watch_reloads_the_file_until_the_process_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_runtime.process.ticket_key_file.KEY_FILE_POLL_INTERVAL_SECONDS", 0.001)
+    path, stopping = tmp_path / "keys", asyncio.Event()
+    keys = key_file(path, OLD)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(keys.watch(stopping))
+        path.write_text(NEW)
+        while not is_signed_with(keys.keyring, NEW):  # noqa: ASYNC110 - a thread changes the keys
+            await asyncio.sleep(0.001)
+        stopping.set()
+
+
 def test_changed_file_is_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     keys = key_file(path, OLD)
