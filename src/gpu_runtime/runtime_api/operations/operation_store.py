@@ -11,7 +11,6 @@ import msgspec
 
 from gpu_runtime.contract.crd.operation import (
     MAX_CALLER_LENGTH,
-    MAX_RECORDED_REQUEST_LENGTH,
     OPERATIONS,
     Operation,
     OperationSpec,
@@ -21,7 +20,7 @@ from gpu_runtime.contract.crd.operation import (
     SourceStock,
 )
 from gpu_runtime.contract.crd.well_known import Label, created_hour, operation_name
-from gpu_runtime.contract.errors import OperationReused, TooLarge, Unavailable
+from gpu_runtime.contract.errors import OperationReused, Unavailable
 from gpu_runtime.contract.operation_transitions import Committed, Transition, next_status
 from gpu_runtime.contract.recorded_requests import OPERATION_TYPES, RecordedRequest
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
@@ -65,8 +64,6 @@ class OperationStore:
         existing operation has another request.
         """
         kind, text = OPERATION_TYPES[type(request)], canonical_request(request)
-        if len(text) > MAX_RECORDED_REQUEST_LENGTH:
-            raise TooLarge(f"the request has {len(text)} characters; send at most {MAX_RECORDED_REQUEST_LENGTH}")
         spec = OperationSpec(
             operation_id=request.operation_id,
             type=kind.value,
