@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from gpu_runtime.jetstream.publisher import MESSAGE_ID_HEADER, PubAck, Publisher
 from gpu_runtime.runtime_api.dead_letters.service import DeadLetterService
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.invocations.service import InvocationService
+from tests.unit.kube.fake_time import on_fake_time
 from tests.unit.serverless.in_memory_nats import (
     InMemoryConnection,
     InMemoryNats,
@@ -140,6 +141,18 @@ def forged_result(function: str, invocation_id: str) -> Result:
         timings=Timings(finished_at=FINISHED_AT),
     )
     return with_body(plain, "application/json", b'"forged"')
+
+
+def under_attack(test: Callable[[MessageAttack], Awaitable[None]]) -> Callable[[], None]:
+    """Run a test on fake time, with a platform of its own."""
+
+    @on_fake_time
+    async def run() -> None:
+        async with message_attack() as attack:
+            await test(attack)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
 
 
 @asynccontextmanager
