@@ -449,6 +449,8 @@ class SidecarFleet:
     """Maximum number of units that existed at the same time."""
     uses_function_unit: bool = False
     """Whether the function's own unit is the worker."""
+    with_controller_manager: bool = False
+    """Whether a controller manager runs. Then the workers have pods, and the sidecars use the UIDs of these pods."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["SidecarFleet"]:
@@ -492,10 +494,25 @@ class SidecarFleet:
     async def _run_sidecar(self, unit: Object, deleted: asyncio.Event) -> None:
         sidecar = FakeSidecar(self.harness, self.function, unit["metadata"]["name"], self.concurrency, self.may_finish)
         self.sidecars[unit["metadata"]["uid"]] = sidecar
+        if self.with_controller_manager:
+            sidecar.pod_uid = await self._recorded_pod_uid(unit)
         await self._set_phase(unit, "Ready")
         async with sidecar.running():
             await deleted.wait()
         await self._set_phase(unit, "Empty")
+
+    async def _recorded_pod_uid(self, unit: Object) -> str:
+        """Wait until the controller manager has recorded the pod of the unit."""
+        name, found = unit["metadata"]["name"], ""
+
+        async def is_recorded() -> bool:
+            nonlocal found
+            current = as_dict(await self.harness.kube.get(UNIT, name, namespace=UNIT_NAMESPACE))
+            found = current.get("status", {}).get("podUID", "")
+            return bool(found)
+
+        await until(is_recorded, f"the pod of {name} is recorded")
+        return found
 
     async def _set_phase(self, unit: Object, phase: str) -> None:
         """Set the phase of the function's own unit, like the controller manager."""

@@ -242,7 +242,8 @@ async def _run_invocations(platform: AuditedPlatform) -> None:
         cluster.create(UNIT, OTHER_NAMESPACE, "failing", spec)
         _seed_stock(platform, "warm")
         await harness.create_function("warm", maxWorkers=1)
-        async with harness.running_result_store(), SidecarFleet(harness, "warm").running():
+        fleet = SidecarFleet(harness, "warm", with_controller_manager=True)
+        async with harness.running_result_store(), fleet.running():
             await harness.wait_result(await harness.accept_invocation("warm"))
             await until(lambda: _is_scaled_to_zero(harness), "the worker is deleted and its stock is returned")
         await until(lambda: _event_is_repeated(cluster), "the repeated event has a series count")
