@@ -4,6 +4,7 @@ Both kinds of messages are hints without a proof. The streams and the records de
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -82,21 +83,22 @@ async def test_forged_cancel_does_not_abort_a_running_invocation(fails: bool) ->
         await asyncio.sleep(0)
         for _ in range(FLOOD):
             registry.on_cancel("victim")
-        await rounds(2)
-        assert records.reads > 0
+        while not records.reads:
+            await rounds(1)
+        await rounds(1)
         may_finish.set()
         assert await invocation == "finished"
 
 
 async def test_flood_of_forged_cancels_causes_few_reads_and_hides_no_true_cancel() -> None:
-    records = Records()
+    records, started = Records(), time.monotonic()
     async with running_registry(records) as registry:
         invocation = asyncio.create_task(run_invocation(registry, asyncio.Event()))
         for _ in range(20):
             await asyncio.sleep(CHECK_INTERVAL_SECONDS / 20)
             for _ in range(FLOOD // 20):
                 registry.on_cancel("victim")
-        assert records.reads <= 5
+        assert 0 < records.reads <= 2 + (time.monotonic() - started) / CHECK_INTERVAL_SECONDS
         records.record = CANCELLED
         registry.on_cancel("victim")
         assert await asyncio.wait_for(invocation, 10) == "cancelled"

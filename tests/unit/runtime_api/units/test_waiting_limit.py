@@ -7,6 +7,7 @@ import msgspec
 from gpu_runtime.contract.crd.operation import OperationState, OperationSummary, OperationType
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
+from gpu_runtime.runtime_api.http.envelope import http_status
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.metrics import CreateMetrics
 from gpu_runtime.runtime_api.units.waiting_limit import WaitingLimit
@@ -44,6 +45,7 @@ def test_only_the_caller_at_its_limit_is_refused() -> None:
     excess = limit.excess(informers, "flood")
     assert excess is not None
     assert "2 operations of flood already wait for stock" in excess.message
+    assert (excess.code, http_status(type(excess))) == ("too_many_waiting", 429)
     assert limit.excess(informers, "other") is None
     (refused,) = metrics.refused.collect()
     assert [each.value for each in refused.samples if each.name.endswith("_total")] == [1]
