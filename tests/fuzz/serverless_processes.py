@@ -59,11 +59,14 @@ def watch_platform(platform: LivePlatform) -> list[WatchedProcess]:
 
 
 @contextmanager
-def running_activator(platform: LivePlatform, folder: Path) -> Iterator[WatchedProcess]:
+def running_activator(
+    platform: LivePlatform, folder: Path, tickets: Object = TICKET_SECTION
+) -> Iterator[WatchedProcess]:
     """An activator with short grace periods, so that messages of unknown functions are dead-lettered quickly."""
     token = folder / "token"
     token.write_text(TOKEN)
     settings: Object = {
+        **tickets,
         "nats": nats_settings(platform.nats_account),
         "runtimeAPI": {"url": platform.shared_replicas[0].url(""), "tokenFile": str(token)},
         "dispatching": {"unknownFunctionGraceSeconds": 0.2},
@@ -106,7 +109,9 @@ def wait_for_function_id(kube: Any, request_id: str) -> str:
 
 
 @contextmanager
-def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[tuple[list[WatchedProcess], str]]:
+def running_serverless(
+    platform: LivePlatform, folder: Path, tickets: Object = TICKET_SECTION
+) -> Iterator[tuple[list[WatchedProcess], str]]:
     """All processes, with one echo function and one worker that never stops. Yields the functionID, too."""
     nats = nats_settings(platform.nats_account)
     with platform.control_plane.client() as kube, ExitStack() as stack:
@@ -119,7 +124,7 @@ def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[tuple[l
             "health": {"bindAddress": f"127.0.0.1:{free_port()}"},
             "nats": nats,
             "database": {"path": str(folder / "results.db")},
-            **TICKET_SECTION,
+            **tickets,
         }
         socket_dir = stack.enter_context(temporary_socket_dir())
         framework = stack.enter_context(running_framework(ECHO_SOURCE, socket_dir))
@@ -136,7 +141,7 @@ def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[tuple[l
         }
         watched = [
             *watch_platform(platform),
-            stack.enter_context(running_activator(platform, folder)),
+            stack.enter_context(running_activator(platform, folder, tickets)),
             stack.enter_context(_running_process("result-store", folder, store)),
             stack.enter_context(_running_process("worker-sidecar", folder, sidecar, POD_UID=POD_UID)),
         ]

@@ -88,14 +88,18 @@ class LivePlatform:
 
 
 @contextmanager
-def running_live_platform(folder: Path, nats: NatsAccount, replicas: int = 3) -> Iterator[LivePlatform]:
+def running_live_platform(
+    folder: Path, nats: NatsAccount, replicas: int = 3, **api_settings: Any
+) -> Iterator[LivePlatform]:
     with enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=1000)) as plane:
         install_manifests(plane)
         manager = ControllerManagerProcess(
             folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}}
         )
         platform = LivePlatform(plane, folder, nats, manager)
-        platform.shared_replicas += [platform.new_replica(f"shared-{number}") for number in range(replicas)]
+        platform.shared_replicas += [
+            platform.new_replica(f"shared-{number}", **api_settings) for number in range(replicas)
+        ]
         try:
             manager.start()
             for replica in platform.shared_replicas:
