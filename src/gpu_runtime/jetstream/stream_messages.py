@@ -1,7 +1,7 @@
 """Reads and deletes single messages of a stream, in stream order, without a consumer. Reading acknowledges nothing."""
 
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -42,15 +42,6 @@ async def next_message(
 async def last_message(connection: NatsConnection, stream: str, subject: str) -> StoredMessage | None:
     """Return the last message on the subject, or None if there is none."""
     return await _get_message(connection, stream, {"last_by_subj": subject})
-
-
-async def iter_messages(
-    connection: NatsConnection, stream: str, subject: str, sequence: int = 1
-) -> AsyncIterator[StoredMessage]:
-    """Yield every message from this sequence on, including messages that are stored during the iteration."""
-    while (message := await next_message(connection, stream, subject, sequence)) is not None:
-        yield message
-        sequence = message.sequence + 1
 
 
 async def delete_message(connection: NatsConnection, stream: str, sequence: int) -> bool:

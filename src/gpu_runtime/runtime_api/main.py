@@ -208,7 +208,9 @@ def build_services(
         jobs=JobService(driver.store),
         nats_client=nats_client,
         invocations=invocations,
-        dead_letters=DeadLetterService(nats_client, invocations.enqueuer, invocations.functions),
+        dead_letters=DeadLetterService(
+            nats_client, invocations.enqueuer, invocations.functions, invocations.message_reads
+        ),
         background_queues=(operations.queue, stock_deletions),
         recovery=OperationRecovery(client, informers, operations, settings=settings.operations, clock=clock),
         retention=OperationRetention(

@@ -108,7 +108,8 @@ class MessageAttack:
 
     @property
     def dead_letters(self) -> DeadLetterService:
-        return DeadLetterService(self.service.nats_client, self.service.enqueuer, self.service.functions)
+        service = self.service
+        return DeadLetterService(service.nats_client, service.enqueuer, service.functions, service.message_reads)
 
     def identity(self, function: str) -> dict[str, Any]:
         """The fields of an invocation that name its function."""

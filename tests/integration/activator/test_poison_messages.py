@@ -28,11 +28,11 @@ from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, Outgoin
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry, messages_by_subject
-from gpu_runtime.jetstream.stream_messages import iter_messages
 from gpu_runtime.process.nats_setup import stream_topology
 from localcluster.nats_server import NatsAccount
 from tests.integration.activator.activator_harness import nats_settings
 from tests.integration.activator.function_lister_stubs import NO_FUNCTIONS
+from tests.stored_messages import iter_messages
 from tests.ticket_keys import TICKETS
 
 

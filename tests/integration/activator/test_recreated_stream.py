@@ -23,11 +23,11 @@ from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
-from gpu_runtime.jetstream.stream_messages import iter_messages
 from gpu_runtime.process.nats_setup import stream_topology
 from localcluster.nats_server import NatsAccount
 from tests.integration.activator.activator_harness import nats_settings
 from tests.integration.activator.function_lister_stubs import ONE_FUNCTION
+from tests.stored_messages import iter_messages
 from tests.ticket_keys import TICKETS
 
 

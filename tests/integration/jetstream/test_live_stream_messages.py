@@ -6,8 +6,9 @@ from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.errors import NatsNotFound
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.stream_messages import delete_message, iter_messages, next_message
+from gpu_runtime.jetstream.stream_messages import delete_message, next_message
 from tests.integration.jetstream.sample_streams import create_streams
+from tests.stored_messages import iter_messages
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 The ID of a dead letter is its sequence in the stream, so a lookup needs one read. A redrive publishes the message
 before it deletes the dead letter. If the process crashes in between, the dead letter stays. Another redrive then uses
 the same IDs, so it creates no second invocation and no second result.
+
+A list reads whole dead letters, as `invocations.listing` reads whole messages, and has the same limits.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -19,7 +21,7 @@ from gpu_runtime.contract.messages.subjects import DEAD_LETTERS, WILDCARD, Strea
 from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.contract.validation.serverless import request_id_errors
 from gpu_runtime.contract.validation.values import matches
-from gpu_runtime.jetstream.stream_messages import StoredMessage, delete_message, iter_messages, next_message
+from gpu_runtime.jetstream.stream_messages import StoredMessage, delete_message, next_message
 from gpu_runtime.runtime_api.dead_letters.redrive import redriven_invocation, redriven_result
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
 from gpu_runtime.runtime_api.dead_letters.stored_letter import StoredDeadLetter, read_dead_letter
@@ -27,9 +29,20 @@ from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveVie
 from gpu_runtime.runtime_api.http.paging import decode_cursor, encode_cursor
 from gpu_runtime.runtime_api.invocations.enqueue import InvocationEnqueuer
 from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup
+from gpu_runtime.runtime_api.invocations.listing import MAX_SCANNED_BYTES
 from gpu_runtime.runtime_api.nats_client import NatsClient
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ListedDeadLetter:
+    """What a list keeps of a dead letter."""
+
+    sequence: int
+    size: int
+    view: DeadLetterView | None
+    """The dead letter without its message. None if it cannot be decoded."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,8 @@ class DeadLetterService:
     nats_client: NatsClient
     enqueuer: InvocationEnqueuer
     functions: FunctionLookup
+    reads: asyncio.Semaphore
+    """Limits how many messages all lists of the replica read at the same time."""
 
     async def list(self, query: ListDeadLetters) -> tuple[list[DeadLetterView], str | None]:
         """Return one page, starting with the oldest dead letter, and the continue token of the next page."""
@@ -44,10 +59,13 @@ class DeadLetterService:
         if function_id is None:
             return [], None
         views: list[DeadLetterView] = []
-        async for found in self._scan(source, function_id, start_sequence(query.after)):
-            if len(views) == query.limit:
-                return views, encode_cursor((DEAD_LETTERS, str(found.sequence)))
-            views.append(dead_letter_view(found, include_message=False))
+        sequence, scanned_bytes = start_sequence(query.after), 0
+        while (listed := await self._next_listed(source, function_id, sequence)) is not None:
+            if len(views) == query.limit or scanned_bytes >= MAX_SCANNED_BYTES:
+                return views, encode_cursor((DEAD_LETTERS, str(listed.sequence)))
+            sequence, scanned_bytes = listed.sequence + 1, scanned_bytes + listed.size
+            if listed.view is not None:
+                views.append(listed.view)
         return views, None
 
     async def get(self, letter_id: str) -> DeadLetterView:
@@ -111,14 +129,17 @@ class DeadLetterService:
             raise Invalid(errors)
         return self.functions.find_id(request_id)
 
-    async def _scan(self, source: str, function_id: str, sequence: int = 1) -> AsyncIterator[StoredDeadLetter]:
+    async def _next_listed(self, source: str, function_id: str, sequence: int) -> "ListedDeadLetter | None":
         topology = self.nats_client.topology
         subject = f"{topology.subjects.prefix}.{DEAD_LETTERS}.{source}.{function_id}"
-        async for message in iter_messages(
-            self.nats_client.connection, topology.dead_letter_stream.name, subject, sequence
-        ):
-            if (found := self._read(message)) is not None:
-                yield found
+        async with self.reads:
+            stream = topology.dead_letter_stream.name
+            message = await next_message(self.nats_client.connection, stream, subject, sequence)
+            if message is None:
+                return None
+            found = self._read(message)
+            view = dead_letter_view(found, include_message=False) if found else None
+            return ListedDeadLetter(message.sequence, len(message.data), view)
 
     def _read(self, message: StoredMessage) -> StoredDeadLetter | None:
         try:
