@@ -1,6 +1,7 @@
 """One function fills the queues, the dead letters and the records with as many bytes as possible."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -107,6 +108,21 @@ async def test_dispatch_has_capacity_for_all_accepted_invocations(nats: NatsConn
     for function_id in accepted:
         await store(nats, TOPOLOGY.subjects.dispatch(function_id), 270_000)
     assert len(accepted) > 20
+
+
+async def test_small_invocations_in_both_queues_together_have_one_limit(nats: NatsConnection) -> None:
+    """Otherwise DISPATCH could be full while INVOKE has more messages, and the activator would retry all of them."""
+    topology = replace(TOPOLOGY, limits=replace(LIMITS, max_messages_per_subject=20))
+    metrics, now = InvocationMetrics(CollectorRegistry()), 0.0
+    shares = QueueShares(nats, topology, metrics, lambda: now)
+    for queue in (Stream.INVOKE, Stream.DISPATCH):
+        for _ in range(10):
+            await shares.require(invocation(ATTACKER, 0, SMALL_BODY))
+            await store(nats, topology.subjects.stream_subject(queue, ATTACKER), 100)
+            now += 1
+    with pytest.raises(Overloaded, match=f"20 invocations of function {ATTACKER} are waiting"):
+        await shares.require(invocation(ATTACKER, 0, SMALL_BODY))
+    await shares.require(invocation(VICTIM, 0, SMALL_BODY))
 
 
 async def test_dead_letters_of_one_function_do_not_evict_those_of_another(nats: NatsConnection) -> None:

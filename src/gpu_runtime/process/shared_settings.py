@@ -128,9 +128,9 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     memory, a restart loses all accepted invocations."""
 
     max_messages_per_subject: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
-    """Maximum number of messages of one function in the INVOKE stream. The same limit applies to the DISPATCH stream.
-    When a function has reached the limit in the INVOKE stream, the API rejects further invocations of this function
-    with 429."""
+    """Maximum number of messages of one function in the streams INVOKE and DISPATCH together. When a function has
+    reached the limit, the API rejects further invocations of this function with 429. Each of the two streams also
+    rejects messages of the function above this number."""
 
     max_stream_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
     """Maximum size in bytes of each of the streams DISPATCH and RESULT, for all functions together. The stream INVOKE

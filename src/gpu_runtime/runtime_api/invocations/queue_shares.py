@@ -23,6 +23,7 @@ from gpu_runtime.jetstream.stream_admin import stream_size
 from gpu_runtime.process.clock import Clock
 from gpu_runtime.runtime_api.invocations.function_backlog import function_messages
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
+from gpu_runtime.runtime_api.invocations.queue_counts import QueueCounts
 from gpu_runtime.runtime_api.invocations.record_shares import RecordShares, RecordUsage
 
 USAGE_TTL_SECONDS = 1.0
@@ -77,6 +78,10 @@ class QueueShares:
     _usage: QueueUsage | None = None
     _read_at: float = 0.0
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _counts: QueueCounts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._counts = QueueCounts(self.connection, self.topology, self.clock.monotonic)
 
     async def require(self, invocation: Invocation) -> None:
         usage = await self._current_usage()
@@ -85,7 +90,10 @@ class QueueShares:
         await self.record_shares.require(invocation, usage.records)
         size = message_bytes(invocation)
         limit = max_waiting_messages(size, self.topology.limits)
-        if limit < self.topology.limits.max_messages_per_subject:  # otherwise the streams themselves enforce the limit
+        # If DISPATCH were full for a function, the activator would retry all messages of the function in INVOKE again
+        # and again. So the limit applies to both streams together, also for small messages.
+        is_small = limit == self.topology.limits.max_messages_per_subject
+        if not is_small or await self._counts.is_near_limit(invocation.function_id):
             await self._require_share(invocation, size, limit)
 
     async def _require_share(self, invocation: Invocation, size: int, limit: int) -> None:
