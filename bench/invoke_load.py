@@ -44,6 +44,7 @@ class InvokeJob(msgspec.Struct):
     concurrency: int
     sync: bool = False
     payload: Any = None
+    timeout_seconds: int = 300
 
 
 class InvokeLoadResult(msgspec.Struct):
@@ -107,7 +108,9 @@ def _http_call(session: aiohttp.ClientSession, job: InvokeJob, url: str, functio
 
     async def post(invocation_id: str) -> str:
         request = {"invocationID": invocation_id, "serverlessRequestID": next(next_function), "payload": job.payload}
-        body = msgspec.json.encode(request | {"mode": "sync" if job.sync else "async", "timeoutSeconds": 300})
+        body = msgspec.json.encode(
+            request | {"mode": "sync" if job.sync else "async", "timeoutSeconds": job.timeout_seconds}
+        )
         async with session.post(f"{url}/api/v1/serverless/invocations", data=body) as response:
             text = await response.text()
             return "" if response.status == expected_status else f"{response.status} {text}"

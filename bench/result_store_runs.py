@@ -122,11 +122,11 @@ def make_results(count: int, body: int, name: str) -> list[Result]:
 
 
 @contextmanager
-def start_result_store(folder: Path, url: str, name: str = "results") -> Iterator[MeasuredProcess]:
+def start_result_store(folder: Path, url: str, name: str = "results", **overrides: Any) -> Iterator[MeasuredProcess]:
     """Run a result store with a database of that name, and wait until it is ready."""
     database = {"path": str(_database_path(folder, name))}
     settings: dict[str, Any] = {"nats": {"urls": [url]}, "database": database, **ticket_section(folder)}
-    with start_process("result-store", folder, settings, MeasuredProcess.is_ready) as started:
+    with start_process("result-store", folder, settings | overrides, MeasuredProcess.is_ready) as started:
         yield started
 
 

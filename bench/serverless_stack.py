@@ -30,15 +30,18 @@ FUNCTION_CONCURRENCY = 32
 MAX_CONCURRENT_STARTS = 8
 ACTIVATOR_USER = "system:serviceaccount:runtime-system:activator"
 
-ECHO_FUNCTION_SOURCE = """
-from gpu_runtime.framework import handler, serve
+FUNCTION_SOURCE = """
+from gpu_runtime.framework import Retry, handler, serve
 
 @handler
 async def run(request):
+    if "fail" in request.payload:
+        raise Retry("this invocation always fails", after=0)
     return request.payload
 
 serve()
 """
+"""Returns the payload. An invocation whose payload has the key `fail` becomes a dead letter."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +88,39 @@ class ServerlessStack:
 
 
 @asynccontextmanager
-async def serverless_stack() -> AsyncIterator[ServerlessStack]:
-    async with testbed(1, ACTIVATOR_USER) as bed:
+async def serverless_stack(
+    gpus: int = 1,
+    streams: dict[str, Any] | None = None,
+    max_result_bytes: int | None = None,
+    api_settings: dict[str, Any] | None = None,
+) -> AsyncIterator[ServerlessStack]:
+    """Start all processes.
+
+    `streams` is the section `nats.streams` of all processes. `api_settings` replaces sections of the settings of the
+    runtime API.
+    """
+    async with testbed(gpus, ACTIVATOR_USER) as bed:
         with ExitStack() as stack:
             server = stack.enter_context(temporary_nats_server())
             url = server.create_account().url
-            nats = {"nats": {"urls": [url]}}
+            nats: dict[str, Any] = {"nats": {"urls": [url], "streams": streams or {}}}
             controller = stack.enter_context(start_controller_manager(bed.control_plane, bed.folder))
-            api = stack.enter_context(start_runtime_api(bed.control_plane, bed.folder, "runtime-api", **nats))
-            store = stack.enter_context(start_result_store(bed.folder, url))
+            api_sections = nats | (api_settings or {})
+            api = stack.enter_context(start_runtime_api(bed.control_plane, bed.folder, "runtime-api", **api_sections))
+            retention: dict[str, Any] = {"retention": {"maxBytes": max_result_bytes}} if max_result_bytes else {}
+            store = stack.enter_context(start_result_store(bed.folder, url, **nats, **retention))
             activator = stack.enter_context(_start_activator(bed.control_plane, bed.folder, nats, api.url))
             yield ServerlessStack(
                 bed.control_plane, bed.kube, server, url, api, activator, store, controller, bed.folder
             )
 
 
-async def create_functions(stack: ServerlessStack, names: Sequence[str], *, running: bool) -> None:
+async def create_functions(
+    stack: ServerlessStack, names: Sequence[str], *, running: bool, max_workers: int = 1
+) -> None:
     async def create(name: str) -> None:
-        await stack.kube.create(units_path("runtime-instance"), function_manifest(name, running=running))
+        manifest = function_manifest(name, running=running, max_workers=max_workers)
+        await stack.kube.create(units_path("runtime-instance"), manifest)
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{SYSTEM_NAMESPACE}/functionqueues/{function_queue_name(name)}"
         while "spec" not in (queue := await stack.kube.get(path)):  # noqa: ASYNC110 - another process creates it
             await asyncio.sleep(0.02)
@@ -111,10 +129,10 @@ async def create_functions(stack: ServerlessStack, names: Sequence[str], *, runn
     await for_each_concurrently(8, names, create)
 
 
-def function_manifest(name: str, *, running: bool) -> dict[str, Any]:
-    serverless = {"enabled": True, "requestID": name, "maxWorkers": 1, "concurrency": FUNCTION_CONCURRENCY}
+def function_manifest(name: str, *, running: bool, max_workers: int = 1) -> dict[str, Any]:
+    serverless = {"enabled": True, "requestID": name, "maxWorkers": max_workers, "concurrency": FUNCTION_CONCURRENCY}
     spec = {"specName": "bench", "image": "gpu-runtime:local", "running": running, "serverless": serverless}
-    spec["template"] = {"command": ["python", "-c"], "args": [ECHO_FUNCTION_SOURCE]}
+    spec["template"] = {"command": ["python", "-c"], "args": [FUNCTION_SOURCE]}
     metadata = {"name": name, "namespace": "runtime-instance"}
     return {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": metadata, "spec": spec}
 
@@ -172,7 +190,7 @@ def _start_framework(folder: Path, name: str) -> Iterator["subprocess.Popen[byte
     variables = {"GPU_RUNTIME_SOCKET": _socket_path(folder, name), "GPU_RUNTIME_CONCURRENCY": str(FUNCTION_CONCURRENCY)}
     with (folder / f"framework-{name}.log").open("ab") as stderr:
         process = subprocess.Popen(
-            [*DIE_WITH_PARENT, sys.executable, "-c", ECHO_FUNCTION_SOURCE], env=variables, stderr=stderr
+            [*DIE_WITH_PARENT, sys.executable, "-c", FUNCTION_SOURCE], env=variables, stderr=stderr
         )
     try:
         yield process
