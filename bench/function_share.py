@@ -32,7 +32,7 @@ from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
-from gpu_runtime.jetstream.stream_admin import messages_by_subject, stream_bytes
+from gpu_runtime.jetstream.stream_admin import messages_by_subject, stream_size
 
 MEASURED, FULL = "measured", "full"
 """The names of the two functions."""
@@ -158,7 +158,7 @@ async def read_shares(stack: ServerlessStack) -> FullShares:
         letters = await _count(
             nats, TOPOLOGY.dead_letter_stream.name, TOPOLOGY.subjects.dead_letter(Stream.DISPATCH, function_id)
         )
-        size = await stream_bytes(nats, TOPOLOGY.stream_name(Stream.DISPATCH))
+        size = (await stream_size(nats, TOPOLOGY.stream_name(Stream.DISPATCH))).used_bytes
     units = await stack.kube.get(units_path("runtime-instance"))
     workers = [each for each in units["items"] if each["spec"].get("serverless", {}).get("workerOf") == FULL]
     return FullShares(sum(waiting), size, letters, len(workers))

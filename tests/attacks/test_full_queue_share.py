@@ -18,11 +18,12 @@ from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry, messages_by_subject, stream_size
-from gpu_runtime.process.clock import SystemClock
+from gpu_runtime.process.clock import Clock, SystemClock
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.queue_shares import QueueShares
 from gpu_runtime.runtime_api.invocations.record_shares import RecordShares
 from localcluster.nats_server import NatsAccount
+from tests.attacks.fast_clock import FastClock
 
 MIB = 1024 * 1024
 LIMITS = StreamLimits(
@@ -55,9 +56,9 @@ def invocation(function_id: str, number: int, body: bytes) -> Invocation:
     )
 
 
-def new_shares(nats: NatsConnection) -> QueueShares:
-    metrics, clock = InvocationMetrics(CollectorRegistry()), SystemClock()
-    return QueueShares(nats, TOPOLOGY, metrics, clock, RecordShares(nats, TOPOLOGY, metrics, clock))
+def new_shares(nats: NatsConnection, topology: StreamTopology = TOPOLOGY, clock: Clock | None = None) -> QueueShares:
+    metrics, clock = InvocationMetrics(CollectorRegistry()), clock or SystemClock()
+    return QueueShares(nats, topology, metrics, clock, RecordShares(nats, topology, metrics, clock))
 
 
 async def store(nats: NatsConnection, subject: str, size: int) -> None:
@@ -113,13 +114,11 @@ async def test_dispatch_has_capacity_for_all_accepted_invocations(nats: NatsConn
 async def test_small_invocations_in_both_queues_together_have_one_limit(nats: NatsConnection) -> None:
     """Otherwise DISPATCH could be full while INVOKE has more messages, and the activator would retry all of them."""
     topology = replace(TOPOLOGY, limits=replace(LIMITS, max_messages_per_subject=20))
-    metrics, now = InvocationMetrics(CollectorRegistry()), 0.0
-    shares = QueueShares(nats, topology, metrics, lambda: now)
+    shares = new_shares(nats, topology, FastClock())
     for queue in (Stream.INVOKE, Stream.DISPATCH):
         for _ in range(10):
             await shares.require(invocation(ATTACKER, 0, SMALL_BODY))
             await store(nats, topology.subjects.stream_subject(queue, ATTACKER), 100)
-            now += 1
     with pytest.raises(Overloaded, match=f"20 invocations of function {ATTACKER} are waiting"):
         await shares.require(invocation(ATTACKER, 0, SMALL_BODY))
     await shares.require(invocation(VICTIM, 0, SMALL_BODY))

@@ -24,12 +24,12 @@ from gpu_runtime.jetstream.errors import StreamFull
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry, stream_size
-from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.invocations.enqueue import InvocationEnqueuer
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.queue_shares import QueueShares
 from gpu_runtime.runtime_api.invocations.record_shares import RecordShares
 from localcluster.nats_server import NatsAccount
+from tests.attacks.fast_clock import FastClock
 from tests.integration.result_store.conftest import InProcessResultStore, until
 from tests.ticket_keys import TICKETS
 
@@ -46,16 +46,6 @@ BUCKET = TOPOLOGY.record_bucket.stream_name
 ATTACKER, SECOND, VICTIM = "fn-attacker", "fn-second", "fn-victim"
 MAX_RECORDS = 3000
 """More records than fit into the bucket."""
-
-
-class FastClock(SystemClock):
-    """Each read is one minute after the last one, so that no cached value is used."""
-
-    _reads = 0
-
-    def monotonic(self) -> float:
-        self._reads += 1
-        return 60.0 * self._reads
 
 
 @dataclass
