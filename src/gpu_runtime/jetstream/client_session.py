@@ -10,10 +10,12 @@ The reconnect logic of nats-py is disabled for three reasons:
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Mapping
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.protocol import parser as nats_parser
 
 from gpu_runtime.jetstream.connection_options import ConnectionOptions, redact_url
 from gpu_runtime.jetstream.delivery import parse_headers
@@ -25,9 +27,14 @@ HEADER_OVERHEAD_BYTES = len("NATS/1.0\r\n\r\n")
 FLUSH_TIMEOUT_SECONDS = 5.0
 CLOSE_TIMEOUT_SECONDS = 0.5
 
+# A subject may contain any byte except spaces, tabs and line breaks. nats-py also splits at other white space, so a
+# sender could choose the subscription that gets a message, or end the connections of all subscribers.
+nats_parser.MSG_RE = re.compile(rb"\AMSG ([^ \r\n]+) ([0-9]+) (([^ \r\n]+) )?([0-9]+)\r\n")
+nats_parser.HMSG_RE = re.compile(rb"\AHMSG ([^ \r\n]+) ([0-9]+) (([^ \r\n]+) )?([0-9]+) ([0-9]+)\r\n")
+
 
 class _NatsClient(Client):
-    """The nats-py client with three bug fixes and two optimizations. Without a fix, the test of that fix fails.
+    """The nats-py client with five bug fixes and two optimizations. Without a fix, the test of that fix fails.
 
     nats-py passes every outgoing and incoming message through a queue to a separate task. This class writes all pending
     messages in one piece at the end of the event loop iteration, without a task. For each incoming message, it calls
@@ -96,9 +103,18 @@ class _NatsClient(Client):
             return
         parsed_headers = await self._process_headers(headers)
         try:
+            # nats-py drops a message whose subject is not UTF-8. A message of a stream would then stay unacknowledged.
+            subject, reply = (each.decode(errors="replace").encode() for each in (subject, reply))
             await subscription._cb(self._build_message(sid, subject, reply, data, parsed_headers))
         except Exception as error:  # noqa: BLE001 - a failure on one message must not stop the others
             await self._error_cb(error)
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """Ignore malformed headers. nats-py would stop reading from the socket, without an error."""
+        try:
+            return await super()._process_headers(headers)
+        except (IndexError, ValueError):
+            return None
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
