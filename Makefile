@@ -140,6 +140,11 @@ bench-handoff: $(BIN)/.ready ## Measure the creation of units from stock with up
 bench-stock-size: $(BIN)/.ready ## Measure the creation of units with 200 and with 2,000 stock units (6 minutes)
 	@$(BIN)/python -m bench.stock_size $(ARGS)
 
+.PHONY: bench-shares
+bench-shares: $(BIN)/.ready ## Measure a function, a caller and connections while others flood the API (8 minutes)
+	@status=0; for each in function_share caller_share connection_flood; do \
+	  $(BIN)/python -m bench.$$each $(ARGS) || status=1; done; exit $$status
+
 .PHONY: bench-stock
 bench-stock: $(BIN)/.ready ## Measure the time until a unit or a function answers, with and without stock (25 minutes)
 	@$(BIN)/python -m bench.stock $(ARGS)
