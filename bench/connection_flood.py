@@ -51,7 +51,7 @@ async def measure_flood(stack: ServerlessStack, rounds: int, seconds: float) -> 
     requests = [
         call_template("measured-@N@", FUNCTION, {"prompt": "draw a robot"}, "sync"),
         RequestTemplate("read", "GET", f"/api/v1/gpu-units/{FUNCTION}"),
-        RequestTemplate("list", "GET", "/api/v1/serverless/invocations?limit=20"),
+        RequestTemplate("list", "GET", f"/api/v1/serverless/invocations?serverlessRequestID={FUNCTION}&limit=20"),
     ]
     calls = PacedJob(API_TOKEN, requests, CALLS_PER_SECOND, windows, SETTLE_SECONDS, alternate_connections=True)
     anonymous = [RequestTemplate(path, "GET", path) for path in ANONYMOUS_PATHS]
