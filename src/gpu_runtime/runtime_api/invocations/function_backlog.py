@@ -1,6 +1,7 @@
-"""Counts the messages of a function that wait in the streams."""
+"""Counts the messages of functions that wait in the streams."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 from gpu_runtime.contract.messages.streams import StreamTopology
@@ -22,3 +23,19 @@ async def function_messages(
         )
     )
     return sum(sum(each.values()) for each in counts)
+
+
+async def messages_of_all_functions(
+    connection: NatsConnection, topology: StreamTopology, streams: Sequence[Stream]
+) -> Counter[str]:
+    """Return the number of messages of each function in these streams, by functionID."""
+    counts = await asyncio.gather(
+        *(
+            messages_by_subject(connection, topology.stream_name(stream), topology.subjects.all_functions(stream))
+            for stream in streams
+        )
+    )
+    waiting: Counter[str] = Counter()
+    for stream_counts in counts:
+        waiting.update({subject.rpartition(".")[2]: count for subject, count in stream_counts.items()})
+    return waiting

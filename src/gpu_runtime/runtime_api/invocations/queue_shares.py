@@ -11,6 +11,7 @@ invocations. Before that, `record_shares` rejects the invocations of functions t
 """
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,14 +22,16 @@ from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.stream_admin import stream_size
 from gpu_runtime.process.clock import Clock
-from gpu_runtime.runtime_api.invocations.function_backlog import function_messages
+from gpu_runtime.runtime_api.invocations.function_backlog import function_messages, messages_of_all_functions
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.invocations.queue_counts import QueueCounts
 from gpu_runtime.runtime_api.invocations.record_shares import RecordShares, RecordUsage
 
 USAGE_TTL_SECONDS = 1.0
 """How long a replica uses the sizes of the streams before it reads them again."""
 RETRY_AFTER_SECONDS = 5
+EXACT_COUNT_USAGE = 0.75
+"""The part of its limit from which a function needs an exact count. The rest is for the requests of a second."""
+QUEUES = (Stream.INVOKE, Stream.DISPATCH)
 MAX_RECORD_USAGE = 0.9
 """Part of the bucket that new records can use."""
 MESSAGE_OVERHEAD_BYTES = 2048
@@ -45,6 +48,8 @@ class QueueCapacity(Protocol):
 class QueueUsage:
     dispatch_bytes: int
     records: RecordUsage
+    waiting: Counter[str]
+    """The messages of each function in INVOKE and DISPATCH, by functionID."""
 
 
 def usage_problem(usage: QueueUsage, limits: StreamLimits) -> str | None:
@@ -78,10 +83,6 @@ class QueueShares:
     _usage: QueueUsage | None = None
     _read_at: float = 0.0
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _counts: QueueCounts = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._counts = QueueCounts(self.connection, self.topology, self.clock.monotonic)
 
     async def require(self, invocation: Invocation) -> None:
         usage = await self._current_usage()
@@ -93,12 +94,11 @@ class QueueShares:
         # If DISPATCH were full for a function, the activator would retry all messages of the function in INVOKE again
         # and again. So the limit applies to both streams together, also for small messages.
         is_small = limit == self.topology.limits.max_messages_per_subject
-        if not is_small or await self._counts.is_near_limit(invocation.function_id):
+        if not is_small or usage.waiting[invocation.function_id] >= EXACT_COUNT_USAGE * limit:
             await self._require_share(invocation, size, limit)
 
     async def _require_share(self, invocation: Invocation, size: int, limit: int) -> None:
-        queues = (Stream.INVOKE, Stream.DISPATCH)
-        waiting = await function_messages(self.connection, self.topology, invocation.function_id, queues)
+        waiting = await function_messages(self.connection, self.topology, invocation.function_id, QUEUES)
         if waiting >= limit:
             self.metrics.over_share.labels("queue").inc()
             raise Overloaded(
@@ -120,4 +120,8 @@ class QueueShares:
         self.metrics.record_bytes.set(records.used_bytes)
         self.metrics.record_limit.set(max_bytes)
         new_record_bytes = int(MAX_RECORD_USAGE * max_bytes)
-        return QueueUsage(queued.used_bytes, RecordUsage(records.used_bytes, records.message_count, new_record_bytes))
+        return QueueUsage(
+            queued.used_bytes,
+            RecordUsage(records.used_bytes, records.message_count, new_record_bytes),
+            await messages_of_all_functions(self.connection, self.topology, QUEUES),
+        )
